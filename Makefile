@@ -1,0 +1,62 @@
+# Two commands do everything, set-up included:  make demo   make test
+# Set-up is layered: `light` installs what planning needs (seconds), `run` adds torch, `dev` adds the checks.
+
+VENV   ?= .venv
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+            $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint bench docs clean light run dev system
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s: 
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "meshwright needs Python 3.11 or newer: none was found on PATH" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "could not create $(VENV): is the venv module installed?" >&2; rm -rf $(VENV); exit 1; }
+
+# A stamp is written only after its install succeeded, so an interrupted set-up is simply repeated.
+$(VENV)/.light: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up: planning (light)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.light
+	@echo "setting up: torch (this one is large)"
+	@$(PIP) --editable '.[run]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "setting up: checks and docs"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+light: $(VENV)/.light
+run: $(VENV)/.run
+dev: $(VENV)/.dev
+
+demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts that need torch
+	@$(BIN)/python examples/plan_by_hand.py
+	@$(MAKE) --no-print-directory run
+	@$(BIN)/python examples/plan_any_module.py
+
+lint: $(VENV)/.dev  ## format, lint, types, order of the rooms
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timings
+
+docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+test: lint docs  ## everything CI checks
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
+	$(BIN)/python tests/line_count.py
+
+bench: $(VENV)/.light  ## measurements; each prints the peer and us
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove everything that make has built
+	rm -rf $(VENV) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

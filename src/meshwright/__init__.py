@@ -1,0 +1,20 @@
+"""meshwright: describe a model and a cluster, get the best way to train it, run it, watch it, keep it alive.
+
+>>> import meshwright as mw
+>>> job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("8x8xh100"), global_batch=512, seq_len=8192)
+>>> plan = mw.Plan.of({"tp": 4, "pp": 2, "dp": 8}, job)
+>>> len(plan.pipelines[0].stages)
+2
+"""
+
+from meshwright.cluster import Cluster
+from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
+from meshwright.model import Layer, Model, Slice
+from meshwright.plan import Job, Plan, Schedule, Strategy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
+    "Slice", "Strategy", "UnknownName", "__version__",
+]  # fmt: skip

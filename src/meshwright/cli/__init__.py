@@ -1,0 +1,90 @@
+"""How a person says it: one thin file per verb, no logic.
+
+Exit codes: 0 done, 1 the job cannot be done, 2 bad input. Errors go to standard error in one line;
+with --json also to standard output as an object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+
+import click
+
+from meshwright import __version__
+from meshwright.errors import DoesNotFit, InputError, MeshwrightError, closest_names
+
+# verb -> module that holds it; a verb's file is imported only when it is used
+VERBS = {
+    "models": "meshwright.cli.models",
+    "clusters": "meshwright.cli.clusters",
+    "cluster": "meshwright.cli.cluster",
+    "check": "meshwright.cli.check",
+    "show": "meshwright.cli.show",
+    "schema": "meshwright.cli.schema",
+    "completion": "meshwright.cli.completion",
+}
+
+
+class Verbs(click.Group):
+    """A group whose verbs are loaded on use, so that starting stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = import_module(VERBS[name]).command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = closest_names(args[0], VERBS, limit=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"unknown verb '{args[0]}'{hint}", valid=", ".join(VERBS))
+        return super().resolve_command(ctx, args)
+
+
+EPILOG = """
+\b
+Start here:
+  meshwright models llama3-70b          what a model is made of
+  meshwright clusters 8x8xh100          what a cluster is made of
+  meshwright show plan.json             a plan as a picture
+  meshwright check plan.json            is it valid, and does it fit?
+
+Every verb has --help with examples, and --json for programs.
+"""
+
+
+@click.group(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="meshwright")
+def cli() -> None:
+    """Describe a model and a cluster, get the best way to train it, run it, watch it, keep it alive."""
+
+
+def main() -> None:
+    """The console script: every user mistake becomes one clear message and an exit code."""
+    try:
+        cli.main(standalone_mode=False, prog_name="meshwright")
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except click.UsageError as error:
+        verb = error.ctx.command_path if error.ctx else "meshwright"
+        _fail(InputError(f"{error.format_message()} See '{verb} --help'."))
+    except MeshwrightError as error:
+        _fail(error)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone; nothing is left to say
+        sys.exit(0)
+
+
+def _fail(error: MeshwrightError) -> None:
+    if "--json" in sys.argv and isinstance(error, InputError | DoesNotFit):
+        click.echo(json.dumps(error.as_json()))
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)

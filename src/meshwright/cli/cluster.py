@@ -1,0 +1,46 @@
+"""meshwright cluster detect"""
+
+from __future__ import annotations
+
+import click
+
+from meshwright.cli.clusters import cluster_facts
+from meshwright.cli.common import as_json, console, print_json
+
+
+@click.group("cluster")
+def command() -> None:
+    """Find out about the machine at hand."""
+
+
+EPILOG = """
+\b
+Examples:
+  meshwright cluster detect                    what is in this machine
+  meshwright cluster detect -o cluster.toml    keep it, edit it, use it as a cluster
+"""
+
+
+@command.command("detect", epilog=EPILOG)
+@click.option("-o", "--output", type=click.Path(), help="Write the cluster as a TOML file.")
+@as_json
+def detect(output: str | None, json_: bool) -> None:
+    """Describe this machine as a cluster of one node.
+
+    Asks nvidia-smi, rocm-smi or npu-smi; without any of them the CPU cores become the devices.
+    """
+    import tomli_w
+
+    from meshwright.cluster.detect import detect as look
+    from meshwright.files import write_text
+
+    found = look()
+    text = "".join(f"# {note}\n" for note in found.notes) + tomli_w.dumps(found.table)
+    if output:
+        write_text(output, text)
+    if json_:
+        print_json(cluster_facts(found.cluster) | {"notes": list(found.notes)})
+    elif output:
+        console().print(f"{found.cluster.devices} devices written to {output}", markup=False)
+    else:
+        click.echo(text, nl=False)

@@ -1,0 +1,33 @@
+"""meshwright show PLAN"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from meshwright.cli.common import as_json, console, job_options, load_plan
+from meshwright.cost import plan_memory
+
+EPILOG = """
+\b
+Examples:
+  meshwright show plan.json           stages over layers, memory bars
+  meshwright show short.json --json   the full form that a short plan expands to
+"""
+
+
+@click.command("show", epilog=EPILOG)
+@click.argument("plan", type=click.Path())
+@job_options
+@as_json
+def command(plan: str, json_: bool, **options: Any) -> None:
+    """Draw a plan in the terminal: which devices run which layers how, and what fills their memory."""
+    document, job = load_plan(plan, options)
+    if json_:
+        click.echo(document.to_json(), nl=False)
+        return
+    from meshwright.plan.picture import draw
+
+    out = console()
+    out.print(draw(document, job, plan_memory(document, job), out.width))

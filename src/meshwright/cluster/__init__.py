@@ -1,0 +1,7 @@
+"""On what? Devices, links and topology; a catalogue of real hardware; groups of different kinds."""
+
+from meshwright.cluster.catalogue import device, device_aliases, device_names, source
+from meshwright.cluster.cluster import Cluster
+from meshwright.cluster.device import Device, Group, Link
+
+__all__ = ["Cluster", "Device", "Group", "Link", "device", "device_aliases", "device_names", "source"]

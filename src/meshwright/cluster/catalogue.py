@@ -1,0 +1,132 @@
+"""The catalogue of real hardware (catalogue.toml): every number with its source."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from meshwright.cluster.device import Device, Group, Link
+from meshwright.errors import UnknownName, plain
+from meshwright.units import GIB
+
+_US, _GB, _TERA = 1e-6, 1e9, 1e12
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8"))
+
+
+def device_names() -> list[str]:
+    """Every device of the catalogue, in its order.
+
+    >>> "h100" in device_names()
+    True
+    """
+    return list(_tables()["device"])
+
+
+def device_aliases(name: str) -> tuple[str, ...]:
+    return tuple(_tables()["device"][name]["aliases"])
+
+
+def source(identifier: str) -> dict[str, str]:
+    """The document behind a number: title, publisher, sometimes an address."""
+    found: dict[str, str] = _tables()["source"][identifier]
+    return found
+
+
+@cache
+def _by_spelling() -> dict[str, str]:
+    table = _tables()["device"]
+    return {plain(spelling): name for name in table for spelling in (name, *table[name]["aliases"])}
+
+
+def find_device(name: str) -> str:
+    """The catalogue's own name for a device, from any spelling of it.
+
+    >>> find_device("A100")
+    'a100-80gb'
+    """
+    found = _by_spelling().get(plain(name))
+    if found is None:
+        known = [s for n in device_names() for s in (n, *device_aliases(n))]
+        raise UnknownName("device", name, known, see="a name listed by 'meshwright clusters', or a .toml file")
+    return found
+
+
+def reported_devices() -> dict[str, str]:
+    """Names that drivers print -> catalogue names."""
+    table = _tables()["device"]
+    return {reported: name for name in table for reported in table[name]["reported_as"]}
+
+
+def device(name: str) -> Device:
+    """One device of the catalogue.
+
+    >>> device("h100").flops["bf16"] / 1e12
+    989.4
+    """
+    key = find_device(name)
+    row = _tables()["device"][key]
+    sources = {f: row[f][1] for f in ("memory_gib", "memory_gb_s", "host_gb_s", "devices_per_node", "host_memory_gib")}
+    sources |= {f"tflops.{p}": pair[1] for p, pair in row["tflops"].items()}
+    return Device(
+        key,
+        row["title"],
+        row["vendor"],
+        memory=round(row["memory_gib"][0] * GIB),
+        memory_bandwidth=row["memory_gb_s"][0] * _GB,
+        flops={p: pair[0] * _TERA for p, pair in row["tflops"].items()},
+        host_bandwidth=row["host_gb_s"][0] * _GB,
+        sources=sources,
+    )
+
+
+def server_size(name: str) -> int:
+    """Devices in the server this device is usually sold in."""
+    return int(_tables()["device"][find_device(name)]["devices_per_node"][0])
+
+
+def group(name: str, nodes: int, devices_per_node: int) -> Group:
+    """Nodes of a catalogue device, with its usual links fitted to the number of devices per node."""
+    key = find_device(name)
+    row = _tables()["device"][key]
+    usual = server_size(key)
+    links = tuple(_fit(_link(table), usual, devices_per_node) for table in row["link"])
+    return Group(nodes, devices_per_node, device(key), links, round(row["host_memory_gib"][0] * GIB))
+
+
+def _link(table: dict[str, Any]) -> Link:
+    return Link(
+        table["kind"],
+        table["topology"],
+        bandwidth=table["bandwidth_gb_s"][0] * _GB,
+        aggregate=table["aggregate_gb_s"][0] * _GB,
+        latency=table["latency_us"][0] * _US,
+        span=table.get("span", 0),
+        pairs=parse_pairs(table.get("pairs", [])),
+        sources={f: table[f][1] for f in ("bandwidth_gb_s", "aggregate_gb_s", "latency_us")},
+    )
+
+
+def parse_pairs(texts: list[str]) -> tuple[tuple[int, int, int], ...]:
+    """'0-3:2' = two bricks between devices 0 and 3."""
+    pairs = []
+    for text in texts:
+        ends, bricks = text.split(":")
+        low, high = sorted(int(end) for end in ends.split("-"))
+        pairs.append((low, high, int(bricks)))
+    return tuple(pairs)
+
+
+def _fit(link: Link, usual: int, wanted: int) -> Link:
+    """A server with more or fewer devices than usual: node-wide links and rails grow with it, shared adapters do not."""
+    if link.topology == "rails":
+        return replace(link, aggregate=link.bandwidth * wanted)
+    if link.span == usual and link.topology != "cube-mesh" and usual != wanted:
+        return replace(link, span=wanted, aggregate=link.aggregate * wanted / usual)
+    return link

@@ -1,0 +1,181 @@
+"""Clusters as people write them: `2x8xa100-80gb+4x8xv100-32gb`, or a TOML file for the rest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType
+
+from meshwright.cluster import catalogue
+from meshwright.cluster.device import Device, Group, Link, LinkKind, Topology
+from meshwright.errors import InputError, UnknownName, shorten
+from meshwright.tables import Table, convert
+from meshwright.units import GIB
+
+MOST_DEVICES = 1_000_000
+
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+# Every number may name its source, as in the catalogue: 80 or [80, "datasheet"].
+Sourced = list[float | str]
+Number = Positive | Sourced
+Count = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
+
+
+class LinkTable(Table, frozen=True, kw_only=True):
+    kind: LinkKind
+    topology: Topology
+    bandwidth_gb_s: Number
+    latency_us: Number
+    aggregate_gb_s: Number | UnsetType = UNSET
+    span: Annotated[int, Meta(ge=2, le=MOST_DEVICES)] | UnsetType = UNSET
+    pairs: list[Annotated[str, Meta(pattern=r"^\d+-\d+:\d+$")]] = []
+
+
+class GroupTable(Table, frozen=True, kw_only=True):
+    device: str
+    nodes: Count = 1
+    devices_per_node: Count | UnsetType = UNSET
+    title: str = ""
+    vendor: str = "generic"
+    memory_gib: Number | UnsetType = UNSET
+    memory_gb_s: Number | UnsetType = UNSET
+    tflops: dict[str, Number] = {}
+    host_gb_s: Number | UnsetType = UNSET
+    host_memory_gib: Number | UnsetType = UNSET
+    link: list[LinkTable] = []
+
+
+class ClusterTable(Table, frozen=True, kw_only=True):
+    group: Annotated[list[GroupTable], Meta(min_length=1)]
+    name: str = ""
+    between: LinkTable | None = None
+
+
+def parse_groups(text: str) -> tuple[Group, ...]:
+    """`NODESxDEVICESxKIND`, several joined by `+`; `8xh100` is one node of eight, `h100` one device."""
+    return tuple(_parse_group(part.strip(), text) for part in text.split("+"))
+
+
+def _parse_group(part: str, whole: str) -> Group:
+    match = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?([A-Za-z0-9][\w.\- ]*)", part)
+    if not match:
+        problem = f"'{shorten(whole)}' is not a cluster"
+        raise InputError(problem, valid="NODESxDEVICESxKIND such as 8x8xh100, joined by +, or a .toml file")
+    first, second, kind = match.groups()
+    nodes, devices = (int(first), int(second)) if second else (1, int(first or 1))
+    if not 1 <= nodes * devices <= MOST_DEVICES:
+        raise InputError(f"'{part}' has {nodes * devices:,} devices", valid=f"1 to {MOST_DEVICES:,}")
+    return catalogue.group(kind, nodes, devices)
+
+
+def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | None]:
+    """A cluster table (from TOML or from a plan) -> name, groups, link between groups."""
+    parsed = convert(table, ClusterTable, file=file)
+    groups = []
+    for i, row in enumerate(parsed.group):
+        try:
+            groups.append(_group(row, file, f"group[{i}]"))
+        except InputError as error:
+            raise error.at(file=file, field=f"group[{i}]") from None
+    total = sum(g.devices for g in groups)
+    if total > MOST_DEVICES:
+        raise InputError(f"the cluster has {total:,} devices", file=file, field="group", valid=f"1 to {MOST_DEVICES:,}")
+    between = _link(parsed.between, 1, file, "between") if parsed.between else None
+    return parsed.name, tuple(groups), between
+
+
+def _group(row: GroupTable, file: str, field: str) -> Group:
+    """Start from the catalogue when it knows the device; what the table says goes before it."""
+    try:
+        name = catalogue.find_device(row.device)
+    except UnknownName as unknown:
+        return _own_group(row, file, field, unknown)
+    size = catalogue.server_size(name) if row.devices_per_node is UNSET else row.devices_per_node
+    base = catalogue.group(name, row.nodes, size)
+    links = _links(row, base.devices_per_node, file, field) or base.links
+    return Group(row.nodes, size, _device(row, base.device), links, _scaled(row.host_memory_gib, GIB, base.host_memory))
+
+
+def _own_group(row: GroupTable, file: str, field: str, unknown: UnknownName) -> Group:
+    """A device of the user's own: the table must say everything the catalogue would."""
+    needed = {"memory_gib": row.memory_gib, "memory_gb_s": row.memory_gb_s, "tflops": row.tflops or UNSET}
+    missing = [name for name, value in needed.items() if value is UNSET]
+    missing += [] if row.link else ["link"]
+    if missing:
+        hint = f"{unknown.problem}; a device of your own needs {', '.join(missing)} too"
+        raise InputError(hint, file=file, field=f"{field}.device", valid=unknown.valid)
+    size = 1 if row.devices_per_node is UNSET else row.devices_per_node
+    memory = _scaled(row.memory_gib, GIB, 0)
+    blank = Device(row.device, row.title or row.device, row.vendor, memory, 0.0, {}, 0.0)
+    links = _links(row, size, file, field)
+    return Group(row.nodes, size, _device(row, blank), links, _scaled(row.host_memory_gib, GIB, 0))
+
+
+def _device(row: GroupTable, base: Device) -> Device:
+    known = {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"}
+    for name in row.tflops:
+        if name not in known:
+            raise UnknownName("precision in tflops", name, known, see=", ".join(sorted(known)))
+    flops = base.flops | {p: _value(v) * 1e12 for p, v in row.tflops.items()}
+    return replace(
+        base,
+        title=row.title or base.title,
+        memory=_scaled(row.memory_gib, GIB, base.memory),
+        memory_bandwidth=float(_scaled(row.memory_gb_s, 1e9, base.memory_bandwidth)),
+        flops=flops,
+        host_bandwidth=float(_scaled(row.host_gb_s, 1e9, base.host_bandwidth)),
+        sources=base.sources | _own_sources(row),
+    )
+
+
+def _own_sources(row: GroupTable) -> dict[str, str]:
+    named = {name: getattr(row, name) for name in ("memory_gib", "memory_gb_s", "host_gb_s", "host_memory_gib")}
+    named |= {f"tflops.{p}": v for p, v in row.tflops.items()}
+    return {name: str(v[1]) if isinstance(v, list) else "cluster file" for name, v in named.items() if v is not UNSET}
+
+
+def _links(row: GroupTable, devices_per_node: int, file: str, field: str) -> tuple[Link, ...]:
+    links = tuple(_link(t, devices_per_node, file, f"{field}.link[{i}]") for i, t in enumerate(row.link))
+    if not links:
+        return ()
+    spans = [link.span for link in links]
+    if spans[-1]:
+        problem = "the last link must join everything: leave its span out"
+        raise InputError(problem, file=file, field=f"{field}.link[{len(links) - 1}].span")
+    if any(span == 0 for span in spans[:-1]):
+        where = f"{field}.link[{spans.index(0)}]"
+        raise InputError("only the last link may leave span out", file=file, field=f"{where}.span", valid="2 or more")
+    if sorted(spans[:-1]) != spans[:-1]:
+        raise InputError("links must run from inner to outer: spans may not shrink", file=file, field=f"{field}.link")
+    return links
+
+
+def _link(table: LinkTable, devices_per_node: int, file: str, field: str) -> Link:
+    if bool(table.pairs) != (table.topology == "cube-mesh"):
+        raise InputError("pairs go with the topology cube-mesh, and only with it", file=file, field=f"{field}.pairs")
+    bandwidth = _value(table.bandwidth_gb_s) * 1e9
+    inside = devices_per_node if table.span is UNSET else min(table.span, devices_per_node)
+    shared = table.topology == "shared"
+    aggregate = _scaled(table.aggregate_gb_s, 1e9, bandwidth if shared else bandwidth * inside)
+    pairs = catalogue.parse_pairs(table.pairs)
+    span = 0 if table.span is UNSET else table.span
+    if any(high >= span for _, high, _ in pairs):
+        raise InputError(f"names a device outside the span of {span}", file=file, field=f"{field}.pairs")
+    return Link(table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * 1e-6, span, pairs)
+
+
+def _value(number: Number) -> float:
+    if not isinstance(number, list):
+        return float(number)
+    if len(number) == 2 and isinstance(number[0], int | float) and isinstance(number[1], str) and 0 < number[0] <= 1e9:
+        return float(number[0])
+    raise InputError(f"{number} is not a number with its source", valid='[80, "datasheet"], the number above 0')
+
+
+def _scaled(number: Number | UnsetType, unit: float, default: float) -> Any:
+    if isinstance(number, UnsetType):
+        return default
+    scaled = _value(number) * unit
+    return round(scaled) if unit == GIB else scaled

@@ -1,0 +1,134 @@
+"""Reading what users wrote and writing what they keep: precise errors, no half-written file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshwright.errors import InputError
+
+
+def read_text(path: str | Path) -> str:
+    """The whole file as UTF-8 text; every way this can fail is an `InputError`."""
+    name = str(path)
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError("no such file", file=name) from None
+    except IsADirectoryError:
+        raise InputError("is a folder, expected a file", file=name) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot be read: {reason}", file=name) from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})", file=name) from None
+    if not text.strip():
+        raise InputError("is empty", file=name)
+    return text
+
+
+def parse_json(text: str, name: str = "") -> Any:
+    """JSON with the line and column of a mistake; duplicate keys, NaN and Infinity are mistakes."""
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise InputError(f"the key '{key}' appears twice in one object", file=name)
+            seen[key] = value
+        return seen
+
+    def no_constant(constant: str) -> NoReturn:
+        raise InputError(f"{constant} is not a JSON number", file=name)
+
+    try:
+        return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(f"malformed JSON: {error.msg}", file=name, line=error.lineno, column=error.colno) from None
+    except RecursionError:
+        raise InputError("malformed JSON: nested too deeply", file=name) from None
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise InputError(f"malformed JSON: {error}", file=name) from None
+
+
+def parse_toml(text: str, name: str = "") -> dict[str, Any]:
+    """TOML with the line and column of a mistake."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line, column = (int(place[1]), int(place[2])) if place else (text.count("\n") + 1, 1)
+        problem = re.sub(r" \(at .*\)$", "", str(error))
+        raise InputError(f"malformed TOML: {problem}", file=name, line=line, column=column) from None
+    except RecursionError:
+        raise InputError("malformed TOML: nested too deeply", file=name) from None
+    except ValueError as error:
+        raise InputError(f"malformed TOML: {error}", file=name) from None
+
+
+def read_json(path: str | Path) -> Any:
+    return parse_json(read_text(path), str(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    return parse_toml(read_text(path), str(path))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write beside the target, then rename: readers see the old file or the new one, never half."""
+    target = Path(path)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def pretty_json(value: Any, width: int = 100) -> str:
+    """JSON for people: whatever fits on a line stays on one line.
+
+    >>> print(pretty_json({"a": [1, 2], "b": {"c": None}}, width=20), end="")
+    {
+      "a": [1, 2],
+      "b": {"c": null}
+    }
+    """
+    return _layout(value, 0, width) + "\n"
+
+
+def _layout(value: Any, indent: int, width: int, lead: int = 0) -> str:
+    flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not isinstance(value, dict | list | tuple) or not value:
+        return flat
+    if indent and indent + lead + len(flat) < width:
+        return flat
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        rows = []
+        for key, item in value.items():
+            label = json.dumps(key, ensure_ascii=False) + ": "
+            rows.append(pad + label + _layout(item, indent + 2, width, len(label)))
+        return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
+    rows = [pad + _layout(item, indent + 2, width) for item in value]
+    return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"

@@ -1,0 +1,11 @@
+"""What is trained? Layers with parameters, FLOPs and activations; presets; configs; any module."""
+
+from meshwright.model.chain import Model
+from meshwright.model.layer import Kept, Layer, Op, Recompute, Slice, Weight
+from meshwright.model.precision import PRECISIONS, Precision, precision
+from meshwright.model.presets import Preset, find_preset, presets
+
+__all__ = [
+    "PRECISIONS", "Kept", "Layer", "Model", "Op", "Precision", "Preset", "Recompute", "Slice", "Weight",
+    "find_preset", "precision", "presets",
+]  # fmt: skip

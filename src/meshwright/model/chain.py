@@ -1,0 +1,149 @@
+"""`Model`: what is trained, as a named chain of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import InputError, UnknownName
+from meshwright.model.layer import Layer, Recompute, Slice
+
+if TYPE_CHECKING:
+    import torch
+
+# Sequence length of a job that names none: a common pre-training length, below most models' maximum.
+DEFAULT_SEQ_LEN = 4096
+
+
+@dataclass(frozen=True)
+class Model:
+    """A named chain of layers. Made from a preset, a Hugging Face config or any `torch.nn.Module`.
+
+    >>> model = Model.preset("llama3-70b")
+    >>> model.parameters, len(model.blocks), model.layers[1].name
+    (70553706496, 80, 'block.0.attention')
+    """
+
+    name: str
+    family: str
+    layers: tuple[Layer, ...]
+    max_seq_len: int = 0  # what it was made for; 0: not known
+    learned_positions: bool = False  # then no longer sequence is possible
+    tokens: int = 0  # tokens per sample where the input fixes them (vision); 0: the job says
+    # How a document refers to this model: a preset's name, or a table that rebuilds it.
+    reference: str | Mapping[str, Any] = field(default="", compare=False, repr=False)
+
+    @staticmethod
+    def preset(name: str) -> Model:
+        """A known model by name; spelling is forgiving about case and punctuation.
+
+        >>> Model.preset("GPT-2 XL").parameters
+        1557611200
+        """
+        from meshwright.model.presets import preset_model
+
+        return preset_model(name)
+
+    @staticmethod
+    def from_config(config: str | Path | Mapping[str, Any], name: str = "") -> Model:
+        """From a Hugging Face `config.json`: a path, or its contents as a dict.
+
+        >>> tiny = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16}
+        >>> Model.from_config(tiny).parameters
+        2696
+        """
+        from meshwright.model.config import config_model
+
+        return config_model(config, name)
+
+    @staticmethod
+    def from_module(
+        module: torch.nn.Module, *inputs: Any, name: str = "", seq_dim: int | None = None, **keywords: Any
+    ) -> Model:
+        """From any `torch.nn.Module` and example inputs; nothing is allocated and nothing is run.
+
+        Dimension 0 of every input tensor is the batch; `seq_dim` names the dimension that is the
+        sequence, if there is one, so that FLOPs and bytes become functions of its length.
+        """
+        from meshwright.model.trace import traced_model
+
+        return traced_model(module, inputs, keywords, name=name, seq_dim=seq_dim)
+
+    @staticmethod
+    def load(what: str | Path | Mapping[str, Any]) -> Model:
+        """Whatever a user may name: a preset, the path of a config.json (or its folder), or a table."""
+        if isinstance(what, Mapping):
+            if "layers" in what:
+                from meshwright.model.written import written_model
+
+                return written_model(what)
+            return Model.from_config(what)
+        path = Path(what)
+        if path.is_dir() and (path / "config.json").exists():
+            path = path / "config.json"
+        if path.suffix == ".json" or path.is_file():
+            return Model.from_config(path)
+        return Model.preset(str(what))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Every trained parameter once; tied weights count once."""
+        # Blocks share their operators: count each kind of block once.
+        counted = {id(layer.ops): layer.parameters for layer in {id(layer.ops): layer for layer in self.layers}.values()}
+        return sum(counted[id(layer.ops)] for layer in self.layers)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters one token meets: in a mixture of experts, those of the chosen experts only."""
+        routed = [layer for layer in self.layers if layer.experts]
+        return self.parameters - round(sum(layer.parameters - layer.active_parameters for layer in routed))
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """Names of the transformer blocks, in order."""
+        return tuple(dict.fromkeys(layer.block for layer in self.layers if layer.block))
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    def index(self, name: str, *, last: bool = False) -> int:
+        """Position of a layer; a block's name means its first layer, or its last with `last`."""
+        if name in self._index:
+            return self._index[name]
+        inside = [i for i, layer in enumerate(self.layers) if layer.block == name]
+        if not inside:
+            names = [*self._index, *self.blocks]
+            raise UnknownName(f"layer of {self.name}", name, names, see=f"{names[0]} ... {self.layers[-1].name}")
+        return inside[-1] if last else inside[0]
+
+    def layer(self, name: str) -> Layer:
+        return self.layers[self.index(name)]
+
+    def default_seq_len(self) -> int:
+        """The sequence length of a job that names none."""
+        if self.tokens:
+            return self.tokens
+        return min(self.max_seq_len or DEFAULT_SEQ_LEN, DEFAULT_SEQ_LEN)
+
+    def check_seq_len(self, seq_len: int) -> None:
+        """Refuse a length the model cannot take at all."""
+        if self.tokens and seq_len != self.tokens:
+            raise InputError(f"{self.name} has {self.tokens} tokens per sample, fixed by its input", valid=str(self.tokens))
+        if self.learned_positions and seq_len > self.max_seq_len:
+            problem = f"{self.name} has learned positions for {self.max_seq_len} tokens, not {seq_len}"
+            raise InputError(problem, valid=f"1 to {self.max_seq_len}")
+
+    def forward_flops(self, slice_: Slice) -> float:
+        """Forward FLOPs of one micro-batch on one device; a multiply-add is two."""
+        return sum(layer.forward_flops(slice_) for layer in self.layers)
+
+    def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
+        """Bytes one micro-batch leaves on a device until its backward pass."""
+        return sum(layer.kept_bytes(slice_, recompute) for layer in self.layers)
+
+    def __repr__(self) -> str:
+        return f"Model({self.name}: {self.parameters:,} parameters, {len(self.layers)} layers)"

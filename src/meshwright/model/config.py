@@ -1,0 +1,71 @@
+"""A Hugging Face `config.json` -> `Model`, without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, closest_names, shorten
+from meshwright.files import read_json
+from meshwright.model.chain import Model
+from meshwright.model.families import FAMILIES
+from meshwright.model.families.fields import Fields
+
+# What a config of an unknown family would need to be read as a Llama-like decoder.
+_DECODER_FIELDS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+
+
+def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Model:
+    """Build the chain of a config, or say which of its fields stand in the way."""
+    file = "" if isinstance(config, Mapping) else str(config)
+    content = config if isinstance(config, Mapping) else read_json(config)
+    if not isinstance(content, Mapping):
+        raise InputError(f"holds a {type(content).__name__}, expected an object", file=file)
+    family = content.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise _unsupported(content, file)
+    builder, architectures = FAMILIES[family]
+    _check_architecture(content, architectures, file)
+    fields = Fields(content, file)
+    layers = tuple(builder(fields))
+    tokens = layers[0].tokens
+    learned = family in {"gpt2", "bert"}
+    longest = fields.integer("max_position_embeddings", "n_positions", "seq_length", default=0)
+    if family == "gpt2":
+        longest = fields.integer("n_positions", "max_position_embeddings", default=1024)
+    elif family == "bert":
+        longest = longest or 512
+    label = name or content.get("_name_or_path") or (Path(file).parent.name if file else "") or family
+    return Model(str(label), family, layers, tokens or longest, learned, tokens, reference=dict(content))
+
+
+def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
+    family = content.get("model_type")
+    valid = ", ".join(FAMILIES)
+    if family is None:
+        keys = ", ".join(list(content)[:6]) or "nothing"
+        return InputError(f"is missing; the config has {keys}", file=file, field="model_type", valid=valid)
+    missing = [field for field in _DECODER_FIELDS if field not in content]
+    near = closest_names(str(family), FAMILIES, limit=1)
+    problem = f"the family '{shorten(str(family), 40)}' is not supported"
+    problem += f"; did you mean {near[0]}?" if near else ""
+    if missing:
+        problem += f"; to be read as a Llama-like decoder it lacks {', '.join(missing)}"
+    else:
+        problem += '; it has every field of a Llama-like decoder, so "model_type": "llama" would read it as one'
+    return InputError(problem, file=file, field="model_type", valid=valid)
+
+
+def _check_architecture(content: Mapping[str, Any], known: tuple[str, ...], file: str) -> None:
+    """Another head has other parameters: refuse rather than count the wrong model."""
+    listed = content.get("architectures")
+    if listed is None:
+        return
+    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        raise InputError("is not a list of class names", file=file, field="architectures", valid=", ".join(known))
+    if listed and not set(listed) & set(known) and content["model_type"] != "kimi_k2":
+        problem = f"{', '.join(map(shorten, listed))} is not a class whose parameters are known here"
+        raise InputError(problem, file=file, field="architectures", valid=", ".join(known))

@@ -1,0 +1,43 @@
+"""T5: an encoder and a decoder in one chain; the encoder's output travels along the decoder."""
+
+from __future__ import annotations
+
+from meshwright.model.blocks import Attention, Mlp, Place, embedding, final_norm, language_head
+from meshwright.model.families.fields import Fields
+from meshwright.model.layer import Layer
+
+
+def t5_layers(f: Fields) -> list[Layer]:
+    hidden, heads, head_dim = f.integer("d_model"), f.integer("num_heads"), f.integer("d_kv")
+    width, vocab = f.integer("d_ff"), f.integer("vocab_size")
+    encoders = f.layers("num_layers")
+    decoders = f.layers("num_decoder_layers", default=encoders)
+    buckets = f.integer("relative_attention_num_buckets", default=32)
+    f.require_complete()
+    dropout = f.fraction("dropout_rate")
+    gated = str(f["feed_forward_proj"] or "relu").startswith("gated")
+    mlp = Mlp(hidden, width, gated=gated, dropout=dropout, inner_dropout=dropout)
+
+    def attention(causal: bool, table: bool) -> Attention:
+        return Attention(
+            hidden, heads, heads, head_dim, causal=causal, dropout=dropout, score_dropout=dropout,
+            relative_bias=buckets if table else 0,
+        )  # fmt: skip
+
+    layers = [embedding(Place("embed"), vocab, hidden, dropout=dropout)]
+    for i in range(encoders):
+        block = f"encoder.block.{i}"
+        layers.append(attention(False, i == 0).layer(Place(f"{block}.attention", block)))
+        layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False)))
+    layers.append(final_norm(Place("encoder.norm"), hidden, "rms", dropout=dropout))
+    layers.append(embedding(Place("decoder.embed"), vocab, hidden, dropout=dropout, tied_to="embed", carried=hidden))
+    for i in range(decoders):
+        block = f"decoder.block.{i}"
+        layers.append(attention(True, i == 0).layer(Place(f"{block}.attention", block, carried=hidden)))
+        crossing = Place(f"{block}.cross_attention", block, opens_block=False, carried=hidden)
+        layers.append(attention(False, False).layer(crossing, cross=True))
+        layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False, carried=hidden)))
+    layers.append(final_norm(Place("decoder.norm"), hidden, "rms", dropout=dropout))
+    tied = f.flag("tie_word_embeddings", True)
+    layers.append(language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else ""))
+    return layers

@@ -1,0 +1,119 @@
+"""Vision transformers: ViT, and Swin with windows and a resolution that halves from stage to stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.errors import InputError
+from meshwright.model.blocks import Attention, Mlp, Place, core_keeps, final_norm, matmul, norm, relative_table, residual
+from meshwright.model.families.decoder import chain
+from meshwright.model.families.fields import Fields
+from meshwright.model.layer import Kept, Layer, Op, Weight
+
+
+def vit_layers(f: Fields) -> list[Layer]:
+    hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
+    blocks, width = f.layers("num_hidden_layers"), f.integer("intermediate_size")
+    image, patch = f.integer("image_size"), f.integer("patch_size")
+    channels = f.integer("num_channels", default=3)
+    f.divides("num_attention_heads", heads, "hidden_size", hidden)
+    f.divides("patch_size", patch, "image_size", image)
+    f.require_complete()
+    tokens = (image // patch) ** 2 + 1
+    biased, dropout = f.flag("qkv_bias", True), f.fraction("hidden_dropout_prob")
+    attention = Attention(
+        hidden, heads, heads, hidden // heads, causal=False, norm="layer", qkv_bias=biased, out_bias=True,
+        dropout=dropout, score_dropout=f.fraction("attention_probs_dropout_prob"),
+    )  # fmt: skip
+    mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
+    embed = _patch_embedding(channels * patch**2, hidden, tokens, patches=tokens - 1, extra=(tokens + 1) * hidden)
+    bare = "ViTModel" in (f["architectures"] or [])
+    labels = hidden if bare else _labels(f)
+    end = [final_norm(Place("norm"), hidden, "layer"), _classifier(hidden, labels)]
+    layers = chain(embed, blocks, lambda _: attention.layer, lambda _: mlp.layer, end)
+    return [replace(layer, tokens=tokens) for layer in layers]
+
+
+def swin_layers(f: Fields) -> list[Layer]:
+    width, depths, heads = f.integer("embed_dim"), f.integers("depths", least=1), f.integers("num_heads", least=1)
+    image, patch = f.integer("image_size"), f.integer("patch_size")
+    window, channels = f.integer("window_size"), f.integer("num_channels", default=3)
+    ratio = f.number("mlp_ratio", 4.0, least=0.01, most=1000)
+    f.require_complete()
+    if len(depths) != len(heads):
+        problem = f"depths has {len(depths)} stages, num_heads has {len(heads)}"
+        raise InputError(problem, file=f.file, field="num_heads")
+    side = image // patch
+    layers = [_patch_embedding(channels * patch**2, width, side**2, patches=side**2, extra=2 * width, normed=True)]
+    if f.flag("use_absolute_embeddings", False):
+        raise InputError("absolute position embeddings are not supported", file=f.file, field="use_absolute_embeddings")
+    for stage, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
+        f.divides("num_heads", stage_heads, "embed_dim of the stage", width)
+        for i in range(depth):
+            block = f"stage.{stage}.block.{i}"
+            layers.append(_window_attention(f, block, width, stage_heads, window, side))
+            mlp = Mlp(
+                width, int(width * ratio), gated=False, norm="layer", bias=True, dropout=f.fraction("hidden_dropout_prob")
+            )
+            layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False, tokens=side**2)))
+        if stage < len(depths) - 1:
+            layers.append(_patch_merging(f"stage.{stage}.merge", width, side))
+            width, side = 2 * width, -(-side // 2)
+    layers.append(final_norm(Place("norm", tokens=side**2), width, "layer"))
+    layers.append(replace(_classifier(width, _labels(f)), tokens=side**2))
+    return layers
+
+
+def _labels(f: Fields) -> int:
+    """config.json files name the classes instead of counting them."""
+    named = f["id2label"]
+    return f.integer("num_labels", default=len(named) if isinstance(named, dict) and named else 2)
+
+
+def _patch_embedding(k: int, hidden: int, tokens: int, *, patches: int, extra: int, normed: bool = False) -> Layer:
+    """A strided convolution, which is one matrix product per patch; `extra`: positions, class token, norm."""
+    conv = matmul(
+        "patches", k, hidden, bias=True, cut="none", keeps=(Kept("pixels", per_sample=k * patches, dtype="matmul"),)
+    )
+    conv = replace(conv, flops_per_token=0.0, flops_per_sample=2.0 * k * hidden * patches)
+    kept = (Kept("input", hidden), Kept("statistics", 2, dtype="fp32")) if normed else ()
+    added = Op("norm" if normed else "positions", "norm" if normed else "lookup", scope="sequence",
+               weights=(Weight(extra),), keeps=kept)  # fmt: skip
+    return Layer("embed", "embedding", (conv, added), hidden, tokens=tokens)
+
+
+def _window_attention(f: Fields, block: str, width: int, heads: int, window: int, side: int) -> Layer:
+    """Each token attends inside its window: w^2 keys per query, on a grid padded to whole windows."""
+    size = min(window, side)
+    padded = (-(-side // size) * size / side) ** 2
+    place = Place(f"{block}.attention", block, tokens=side**2)
+    score_dropout = f.fraction("attention_probs_dropout_prob")
+    plain = Attention(
+        width, heads, heads, width // heads, causal=False, norm="layer", qkv_bias=f.flag("qkv_bias", True), out_bias=True,
+        dropout=f.fraction("hidden_dropout_prob"),
+    ).layer(place)  # fmt: skip
+    scores = tuple(
+        replace(kept, per_token=kept.per_pair * size**2 * padded, per_pair=0.0) if kept.per_pair else kept
+        for kept in core_keeps(width, heads, score_dropout)
+    )
+    core = Op("core", "attention", flops_per_token=4.0 * width * size**2 * padded,
+              weights=relative_table((2 * window - 1) ** 2, heads), keeps=scores)  # fmt: skip
+    return replace(plain, ops=tuple(core if op.name == "core" else op for op in plain.ops))
+
+
+def _patch_merging(name: str, width: int, side: int) -> Layer:
+    """Four neighbours become one token of twice the width: 4w -> 2w after a norm."""
+    merged = (-(-side // 2)) ** 2
+    ops = (residual(4 * width), norm("norm", 4 * width, "layer"), matmul("reduce", 4 * width, 2 * width, cut="none"))
+    return Layer(name, "merge", ops, 2 * width, width_in=4 * width, tokens=merged)
+
+
+def _classifier(hidden: int, labels: int) -> Layer:
+    """One product per image, on the class token or the mean over tokens."""
+    weights = (Weight(hidden * labels + labels),)
+    kept = (Kept("pooled", per_sample=hidden), Kept("logits", per_sample=labels, dtype="fp32"))
+    ops = (
+        Op("classify", "elementwise", scope="sequence", flops_per_sample=2.0 * hidden * labels, weights=weights, keeps=kept),
+        Op("loss", "loss", scope="sequence"),
+    )
+    return Layer("head", "head", ops, 0.0, width_in=hidden)

@@ -1,0 +1,272 @@
+"""A layer of the chain: its operators, weights, FLOPs, and the bytes it keeps and passes on.
+
+Everything is a sum over operators, so that a plan may recompute any of them on its own. Sizes are
+stated per token (or per query-key pair, or per sample) and cut by the degrees of a `Slice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from meshwright.errors import InputError
+from meshwright.model.precision import precision
+
+LayerKind = Literal["embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"]
+OpKind = Literal["matmul", "attention", "norm", "elementwise", "lookup", "loss", "traced"]
+# How the degrees cut a tensor or the work on it:
+#   sequence       each token once per context-parallel rank; over tp too under sequence parallelism
+#   tensor         the hidden dimension is cut by tp
+#   routed         tokens after dispatch to experts, whole width (etp ranks hold the same tokens)
+#   routed_tensor  tokens after dispatch, width cut by etp
+#   whole          cut by context parallelism only (layers that tensor parallelism cannot cut)
+Scope = Literal["sequence", "tensor", "routed", "routed_tensor", "whole"]
+Split = Literal["none", "tensor", "expert"]
+Pairs = Literal["none", "full", "causal"]
+RecomputeLevel = Literal["none", "selective", "full"]
+Recompute = RecomputeLevel | Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The piece of work one device gets: a micro-batch and the degrees that cut it.
+
+    >>> Slice(micro_batch=1, seq_len=8192, tp=8, sp=True).tokens("sequence", 8192)
+    1024.0
+    """
+
+    micro_batch: int = 1  # samples per data-parallel replica
+    seq_len: int = 2048  # tokens per sample before any cut
+    precision: str = "bf16"
+    tp: int = 1
+    sp: bool = False  # Megatron sequence parallelism: norms and residuals cut over tp
+    ulysses: int = 1  # sequence cut, heads cut inside attention
+    ring: int = 1  # sequence cut, keys and values travel
+    ep: int = 1
+    etp: int = 1
+    fused_attention: bool = True  # FlashAttention-like: the score matrix never exists
+
+    def tokens(self, scope: Scope, length: int) -> float:
+        """Tokens on one device, for a sample of `length` tokens, as far as `scope` is cut."""
+        tokens = self.micro_batch * length / (self.ulysses * self.ring)
+        if scope == "whole":
+            return tokens
+        if scope == "sequence":
+            return tokens / self.tp if self.sp else tokens
+        # Experts see each token once over the tp group (tokens are de-duplicated before dispatch).
+        return tokens / self.tp * (self.etp if scope == "routed" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Parameters of one operator, and what cuts them."""
+
+    count: int
+    split: Split = "none"
+    units: int = 1  # indivisible units along the cut dimension: heads, rows of the vocabulary
+    experts: int = 0  # copies that expert parallelism deals out
+
+    def on_device(self, slice_: Slice) -> int:
+        """Parameters on one device; a cut that does not divide is padded up."""
+        if self.split == "none":
+            return self.count
+        if self.split == "tensor":
+            return -(-self.units // slice_.tp) * (self.count // self.units)
+        per_expert = self.count // self.experts
+        return -(-self.experts // slice_.ep) * -(-per_expert // slice_.etp)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor the backward pass needs, in elements per token, per query-key pair or per sample."""
+
+    name: str
+    per_token: float = 0.0
+    per_pair: float = 0.0
+    per_sample: float = 0.0
+    dtype: Literal["activation", "matmul", "fp32", "byte"] = "activation"
+    scope: Scope = "sequence"
+
+    def bytes(self, slice_: Slice, length: int) -> float:
+        p = precision(slice_.precision)
+        size = {"activation": p.activation, "matmul": p.matmul, "fp32": 4.0, "byte": 1.0}[self.dtype]
+        per_token = self.per_token + self.per_pair * length + self.per_sample / length
+        return size * per_token * slice_.tokens(self.scope, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: its work, its weights, and what it produces that backward needs."""
+
+    name: str
+    kind: OpKind
+    flops_per_token: float = 0.0
+    flops_per_pair: float = 0.0
+    flops_per_sample: float = 0.0
+    pairs: Pairs = "none"
+    window: int = 0  # sliding window in tokens; 0 = none
+    k: int = 0  # matrix product: (tokens x k) @ (k x n), before any cut
+    n: int = 0
+    scope: Scope = "tensor"
+    weights: tuple[Weight, ...] = ()
+    keeps: tuple[Kept, ...] = ()
+    tied: bool = False  # the weights belong to another layer and are counted there
+
+    @property
+    def parameters(self) -> int:
+        return 0 if self.tied else sum(w.count for w in self.weights)
+
+    def forward_flops(self, slice_: Slice, length: int) -> float:
+        """Forward FLOPs on one device; a multiply-add is two. Causal masks count only the pairs they let through."""
+        per_sample = self.flops_per_token * length + self.flops_per_pair * self.pair_count(length)
+        per_sample += self.flops_per_sample
+        scope: Scope = "routed_tensor" if self.scope == "routed" else self.scope
+        return per_sample * slice_.tokens(scope, length) / length
+
+    def pair_count(self, length: int) -> float:
+        """Query-key pairs of one sample that the mask lets through."""
+        if self.pairs == "none":
+            return 0.0
+        window = min(self.window or length, length)
+        if self.pairs == "causal":
+            return window * length - window * (window - 1) / 2
+        return float(length * window)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One link of the chain, between two places where a pipeline may be cut.
+
+    >>> from meshwright.model import Model
+    >>> layer = Model.preset("llama3-70b").layer("block.0.attention")
+    >>> layer.kind, layer.parameters, layer.output_bytes(Slice(seq_len=8192))
+    ('attention', 150994944, 134217728.0)
+    """
+
+    name: str
+    kind: LayerKind
+    ops: tuple[Op, ...]
+    width_out: float  # elements per token handed to the next layer; 0 for the loss
+    block: str = ""  # the transformer block it belongs to: the unit of full recomputation
+    opens_block: bool = True
+    width_in: float = 0.0
+    tokens: int = 0  # tokens per sample where they do not follow the sequence length (vision)
+    tokens_out: int = 0
+    carried: float = 0.0  # elements per token that travel along untouched (encoder output in a decoder)
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    top_k: int = 0
+    dispatch_width: float = 0.0  # elements per token that each all-to-all of a MoE layer moves
+    tied_to: str = ""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters that belong to this layer (tied weights count where they live)."""
+        return sum(op.parameters for op in self.ops)
+
+    @cached_property
+    def active_parameters(self) -> float:
+        """Parameters one token meets: of the routed experts only the top-k."""
+        routed = sum(w.count for op in self.ops for w in op.weights if w.split == "expert")
+        return self.parameters - routed * (1 - self.top_k / self.experts if self.experts else 0)
+
+    @cached_property
+    def tensor_parallel(self) -> bool:
+        """Whether tensor parallelism can cut this layer at all."""
+        return all(op.scope != "whole" for op in self.ops)
+
+    @cached_property
+    def op_names(self) -> frozenset[str]:
+        """Names that a plan may put into a per-operator recompute set."""
+        return frozenset(op.name for op in self.ops) - {"input"}
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal for layers that cost the same everywhere: the search solves each kind once."""
+        return (self.kind, self.ops, self.width_in, self.width_out, self.tokens, self.carried, self.opens_block)
+
+    def length(self, seq_len: int) -> int:
+        """Tokens of one sample in this layer."""
+        return self.tokens or seq_len
+
+    def parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> int:
+        """Parameters on one device; `with_tied` adds a copy of weights that live in another layer."""
+        return sum(w.on_device(slice_) for op in self.ops if with_tied or not op.tied for w in op.weights)
+
+    def expert_parameters_on(self, slice_: Slice) -> int:
+        """Of these, the routed experts': they are replicated over fewer devices than the rest."""
+        return sum(w.on_device(slice_) for op in self.ops for w in op.weights if w.split == "expert")
+
+    def forward_flops(self, slice_: Slice) -> float:
+        """Forward FLOPs of one micro-batch on one device."""
+        return sum(op.forward_flops(slice_, self.length(slice_.seq_len)) for op in self.ops)
+
+    def recomputed_ops(self, recompute: Recompute, *, fused_attention: bool = True) -> frozenset[str]:
+        """Names of the operators that run a second time in the backward pass; the input is not one.
+
+        `selective` repeats what is cheap: norms, activation functions, and score matrices that were
+        not fused away (Korthikanti et al., 2022). A collection of names repeats exactly those.
+        """
+        if recompute == "none":
+            return frozenset()
+        if recompute == "full":
+            return self.op_names
+        if recompute == "selective":
+            cheap = {"norm", "elementwise"} | (set() if fused_attention else {"attention"})
+            return frozenset(op.name for op in self.ops if op.kind in cheap) & self.op_names
+        if isinstance(recompute, str):
+            raise InputError(f"unknown recompute level '{recompute}'", valid="none, selective, full or operator names")
+        return frozenset(recompute) & self.op_names
+
+    def recomputed_flops(self, slice_: Slice, recompute: Recompute) -> float:
+        """FLOPs the backward pass spends on repeating the forward."""
+        again = self.recomputed_ops(recompute, fused_attention=slice_.fused_attention)
+        length = self.length(slice_.seq_len)
+        return sum(op.forward_flops(slice_, length) for op in self.ops if op.name in again)
+
+    def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
+        """Bytes one micro-batch leaves on a device until its backward pass.
+
+        Full recomputation keeps the input of the block, so layers inside a block keep nothing.
+        """
+        if recompute == "full":
+            return self.input_bytes(slice_) if self.opens_block else 0.0
+        again = self.recomputed_ops(recompute, fused_attention=slice_.fused_attention)
+        length = self.length(slice_.seq_len)
+        kept = 0.0
+        for op in self.ops:
+            if op.name in again and op.kind == "attention":
+                # The product with V is the next operator's input: it stays, the scores go.
+                kept += sum(k.bytes(slice_, length) for k in op.keeps if k.name == "context")
+            elif op.name not in again:
+                kept += sum(k.bytes(slice_, length) for k in op.keeps if self._exists(k, slice_))
+        return kept
+
+    def input_bytes(self, slice_: Slice) -> float:
+        """Bytes of the layer's input on one device."""
+        return self._passed(self.width_in, self.length(slice_.seq_len), slice_)
+
+    def output_bytes(self, slice_: Slice) -> float:
+        """Bytes that cross to the next layer, on one device."""
+        return self._passed(self.width_out, self.tokens_out or self.length(slice_.seq_len), slice_)
+
+    def dispatch_bytes(self, slice_: Slice) -> float:
+        """Bytes one device puts into each all-to-all of a MoE layer (0 elsewhere)."""
+        size = precision(slice_.precision).activation
+        return size * self.dispatch_width * slice_.tokens("routed_tensor", self.length(slice_.seq_len))
+
+    def _passed(self, width: float, length: int, slice_: Slice) -> float:
+        if not width:
+            return 0.0
+        scope: Scope = "sequence" if self.tensor_parallel else "whole"
+        return precision(slice_.precision).activation * (width + self.carried) * slice_.tokens(scope, length)
+
+    @staticmethod
+    def _exists(kept: Kept, slice_: Slice) -> bool:
+        """Fused attention keeps row statistics instead of the score matrix."""
+        if kept.name in {"scores", "score_mask", "dropped_scores"}:
+            return not slice_.fused_attention
+        return slice_.fused_attention if kept.name == "row_statistics" else True

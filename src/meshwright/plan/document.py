@@ -1,0 +1,177 @@
+"""`Plan`: the document everything meets in. JSON, versioned, validated on load, written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from meshwright.errors import InputError
+from meshwright.files import pretty_json, read_json, write_text
+from meshwright.plan.job import Job, WrittenJob
+from meshwright.plan.schedule import Schedule
+from meshwright.plan.spans import device_ranks
+from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
+from meshwright.tables import Table, convert
+
+FORMAT: Final = "meshwright-plan"
+VERSION = 1
+WIDTH = 150  # characters; one span of layers stays on one line
+
+
+class Stage(Table, frozen=True, kw_only=True):
+    """Consecutive layers on one set of devices, cut into spans that share a strategy."""
+
+    devices: Annotated[str, Meta(description="device numbers: 0-31, or 0-7,16-23, or 0-62/2")]
+    spans: Annotated[tuple[Span, ...], Meta(min_length=1)]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return device_ranks(self.devices)
+
+
+class Pipeline(Table, frozen=True, kw_only=True):
+    """A replica of the whole model, cut into stages, with its own part of the batch."""
+
+    batch: Annotated[int, Meta(ge=1, description="samples of the global batch that this pipeline trains on")]
+    micro_batches: Annotated[int, Meta(ge=1, description="pieces that the batch is cut into")]
+    stages: Annotated[tuple[Stage, ...], Meta(min_length=1)]
+    schedule: Schedule = Schedule()
+
+    @property
+    def samples(self) -> int:
+        """Samples in one micro-batch, over all replicas of a stage."""
+        return self.batch // self.micro_batches
+
+
+class Compression(Table, frozen=True, kw_only=True):
+    """Gradients of some layers that travel compressed."""
+
+    layers: str
+    algorithm: str
+    options: dict[str, float | str] = {}
+
+
+class Backup(Table, frozen=True, kw_only=True):
+    """How the training state survives the loss of a node."""
+
+    scheme: Literal["checkpoint", "neighbour", "parity"]
+    every: Annotated[int, Meta(ge=1, description="steps between two backups")] = 1
+    options: dict[str, float | str] = {}
+
+
+class Plan(Table, frozen=True, kw_only=True):
+    """Which devices train which layers how. Load one with `Plan.load`, write one with `save`.
+
+    >>> job = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32"}
+    >>> plan = Plan.of({**job, "tp": 2, "pp": 2})
+    >>> len(plan.pipelines[0].stages), plan.pipelines[0].stages[1].devices
+    (2, '2-3')
+    """
+
+    job: WrittenJob
+    pipelines: Annotated[tuple[Pipeline, ...], Meta(min_length=1)]
+    format: Literal["meshwright-plan"] = FORMAT
+    version: Annotated[int, Meta(ge=1)] = VERSION
+    compression: tuple[Compression, ...] = ()
+    backup: Backup | None = None
+    search: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan in full or short form, check it against every rule, and return it."""
+        try:
+            return Plan.of(read_json(path), file=str(path))
+        except InputError as error:
+            raise error.at(file=str(path)) from None
+
+    @staticmethod
+    def of(table: object, job: Job | None = None, file: str = "") -> Plan:
+        """From the contents of a document; the short form may leave the job to the argument."""
+        from meshwright.plan.rules import check
+        from meshwright.plan.short import expand
+
+        if not isinstance(table, Mapping):
+            raise InputError(f"holds a {type(table).__name__}, expected an object", file=file)
+        body = {key: value for key, value in table.items() if key != "$schema"}
+        if "pipelines" in body or body.get("format") == FORMAT:
+            _check_version(body, file)
+            plan = convert(body, Plan, file=file)
+        else:
+            plan = expand(body, job, file)
+        check(plan, job)
+        return plan
+
+    @staticmethod
+    def parse(text: str) -> Plan:
+        """From JSON text."""
+        from meshwright.files import parse_json
+
+        return Plan.of(parse_json(text))
+
+    def to_table(self) -> dict[str, Any]:
+        """Plain dicts and lists, in the order people read: the full form of the document."""
+        table: dict[str, Any] = {"format": self.format, "version": self.version}
+        table["job"] = msgspec.to_builtins(self.job)
+        table["pipelines"] = [_pipeline_table(pipeline) for pipeline in self.pipelines]
+        for name in ("compression", "backup", "search", "estimate"):
+            if value := getattr(self, name):
+                table[name] = msgspec.to_builtins(value)
+        return table
+
+    def to_json(self) -> str:
+        return pretty_json(self.to_table(), WIDTH)
+
+    def save(self, path: str | Path) -> None:
+        """Write the document; an existing file is replaced whole or not at all."""
+        write_text(path, self.to_json())
+
+    def resolve(self) -> Job:
+        """The job with its model and cluster found."""
+        return self.job.resolve()
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return len({rank for p in self.pipelines for stage in p.stages for rank in stage.ranks})
+
+
+def _check_version(body: Mapping[str, Any], file: str) -> None:
+    version = body.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        problem = f"is {version}, written by a newer meshwright; this one reads up to {VERSION}"
+        raise InputError(problem, file=file, field="version", valid=f"1 to {VERSION}")
+
+
+def _pipeline_table(pipeline: Pipeline) -> dict[str, Any]:
+    schedule: dict[str, Any] = {"name": pipeline.schedule.name, "virtual": pipeline.schedule.virtual}
+    if pipeline.schedule.table:
+        schedule["table"] = [list(row) for row in pipeline.schedule.table]
+    stages = [{"devices": s.devices, "spans": [_span_table(span) for span in s.spans]} for s in pipeline.stages]
+    return {
+        "batch": pipeline.batch,
+        "micro_batches": pipeline.micro_batches,
+        "schedule": schedule,
+        "stages": stages,
+    }
+
+
+def _span_table(span: Span) -> dict[str, Any]:
+    """Degrees always, rarer choices only where they are made."""
+    names = ("layers", "dp", "zero", "tp", "sp", "ulysses", "ring", "ep", "etp", "recompute")
+    table = {name: msgspec.to_builtins(getattr(span, name)) for name in names}
+    if span.zero_group:
+        table["zero_group"] = span.zero_group
+    if span.offload != Offload():
+        table["offload"] = msgspec.to_builtins(span.offload)
+    if span.swap:
+        table["swap"] = msgspec.to_builtins(span.swap)
+    if span.order != DEFAULT_ORDER:
+        table["order"] = list(span.order)
+    if span.shares:
+        table["shares"] = list(span.shares)
+    return table

@@ -1,0 +1,117 @@
+"""`Job`: one model on one cluster with one batch; and how a plan document writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from meshwright.cluster import Cluster
+from meshwright.errors import InputError, UnknownName
+from meshwright.model import Model, precision
+from meshwright.tables import Table
+
+LARGEST_BATCH = 10_000_000  # samples per step
+LARGEST_SEQUENCE = 100_000_000  # tokens per sample
+
+# Bytes of optimizer state per parameter, beside the master copy that the precision asks for.
+OPTIMIZERS = {
+    "adamw": 8.0,  # two float32 moments
+    "adamw-8bit": 2.0,  # two 8-bit moments (Dettmers et al., 2022)
+    "muon": 4.0,  # one float32 momentum
+    "sgd-momentum": 4.0,
+    "sgd": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, on what, with which batch.
+
+    >>> job = Job(Model.preset("llama3-70b"), Cluster.preset("8x8xh100"), global_batch=512, seq_len=8192)
+    >>> job.tokens_per_step
+    4194304
+    """
+
+    model: Model
+    cluster: Cluster
+    global_batch: int  # samples per optimizer step
+    seq_len: int = 0  # tokens per sample; 0: the model's default
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        _in_range("global_batch", self.global_batch, LARGEST_BATCH)
+        if self.seq_len == 0:
+            object.__setattr__(self, "seq_len", self.model.default_seq_len())
+        _in_range("seq_len", self.seq_len, LARGEST_SEQUENCE)
+        try:
+            self.model.check_seq_len(self.seq_len)
+        except InputError as error:
+            raise error.at(field="seq_len") from None
+        try:
+            precision(self.precision)
+        except InputError as error:
+            raise error.at(field="precision") from None
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS, see=", ".join(OPTIMIZERS)).at(field="optimizer")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    def written(self) -> WrittenJob:
+        """The job as a plan document holds it."""
+        return WrittenJob(
+            model=_plain_reference(self.model.reference or self.model.name),
+            cluster=_plain_reference(self.cluster.reference or self.cluster.name),
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            optimizer=self.optimizer,
+        )
+
+
+class WrittenJob(Table, frozen=True, kw_only=True):
+    """The job inside a plan: model and cluster by name, by path, or written out."""
+
+    model: Annotated[str | dict[str, Any], Meta(description="preset name, path of a config.json, or its contents")]
+    cluster: Annotated[str | dict[str, Any], Meta(description="8x8xh100, path of a .toml file, or its contents")]
+    global_batch: Annotated[int, Meta(ge=1, le=LARGEST_BATCH, description="samples per optimizer step")]
+    seq_len: Annotated[int, Meta(ge=0, le=LARGEST_SEQUENCE, description="tokens per sample")] = 0
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+
+    def resolve(self, field: str = "job") -> Job:
+        """Find the model and the cluster this document names."""
+        try:
+            model = Model.load(self.model)
+        except InputError as error:
+            raise _inside(error, f"{field}.model") from None
+        try:
+            cluster = Cluster.load(self.cluster)
+        except InputError as error:
+            raise _inside(error, f"{field}.cluster") from None
+        try:
+            return Job(model, cluster, self.global_batch, self.seq_len, self.precision, self.optimizer)
+        except InputError as error:
+            error.field = f"{field}.{error.field}".rstrip(".")
+            raise
+
+
+def _inside(error: InputError, field: str) -> InputError:
+    """The error keeps its own file if it has one (a config.json); otherwise it is a field of this document."""
+    if not error.file:
+        error.field = f"{field}.{error.field}".rstrip(".")
+    return error
+
+
+def _plain_reference(reference: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    return reference if isinstance(reference, str) else dict(reference)
+
+
+def _in_range(field: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InputError(f"is {value!r}", field=field, valid=f"an integer from 1 to {most:,}")

@@ -1,0 +1,154 @@
+"""A plan as a picture for the terminal: stages over layers, coloured by strategy, with memory bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from meshwright.plan.document import Pipeline, Plan
+from meshwright.plan.estimate import StageMemory
+from meshwright.plan.job import Job
+from meshwright.plan.schedule import group_of_stage
+from meshwright.plan.spans import layer_range
+from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
+from meshwright.units import size
+
+# Dark and light pairs that stay apart for colour-blind readers; the letters say the same without colour.
+_COLOURS = ("blue", "dark_orange3", "green4", "magenta3", "cyan4", "yellow4", "red3", "grey50")
+_MEMORY = (
+    ("parameters", "p", "blue"),
+    ("gradients", "g", "cyan4"),
+    ("optimizer", "o", "green4"),
+    ("activations", "a", "dark_orange3"),
+    ("working", "w", "magenta3"),
+)
+_BAR = 40
+
+
+def draw(plan: Plan, job: Job, memory: Sequence[StageMemory], width: int = 100) -> Group:
+    """The whole picture, ready for `rich.print`."""
+    letters = _letters(plan)
+    parts: list[Text | RichTable] = [_title(plan, job), Text()]
+    place = 0
+    for number, pipeline in enumerate(plan.pipelines):
+        groups = len(pipeline.stages) // pipeline.schedule.virtual
+        parts += [_heading(pipeline, number, len(plan.pipelines)), _map(pipeline, job, letters, groups, width), Text()]
+        parts += [_memory(memory[place : place + groups]), Text()]
+        place += groups
+    parts.append(_legend(letters))
+    return Group(*parts)
+
+
+def strategy_text(span: Span) -> str:
+    """A strategy in one line: only what is switched on.
+
+    >>> strategy_text(Span(layers="all", dp=8, tp=4, sp=True, zero=1))
+    'dp 8, zero 1, tp 4 + sp'
+    """
+    words = [f"dp {span.dp}"] if span.dp > 1 else []
+    if span.zero:
+        words.append(f"zero {span.zero}" + (f" in groups of {span.zero_group}" if span.zero_group else ""))
+    if span.tp > 1:
+        words.append(f"tp {span.tp}" + (" + sp" if span.sp else ""))
+    words += [f"{name} {value}" for name in ("ulysses", "ring", "ep", "etp") if (value := getattr(span, name)) > 1]
+    if span.recompute != "none":
+        chosen = span.recompute if isinstance(span.recompute, str) else "+".join(span.recompute)
+        words.append(f"recompute {chosen}")
+    if span.offload != Offload():
+        moved = {n: getattr(span.offload, n) for n in ("activations", "optimizer", "parameters")}
+        words.append("offload " + " + ".join(f"{v:.0%} {n}" for n, v in moved.items() if v))
+    if span.swap:
+        words.append(f"swap {span.swap.activations:.0%} to stage {span.swap.to}")
+    if span.order != DEFAULT_ORDER:
+        words.append("-".join(span.order))
+    if span.shares:
+        words.append("shares " + ":".join(map(str, span.shares)))
+    return ", ".join(words) or "one device"
+
+
+def _letters(plan: Plan) -> dict[str, str]:
+    texts = dict.fromkeys(strategy_text(span) for p in plan.pipelines for stage in p.stages for span in stage.spans)
+    names = [chr(ord("A") + i) if i < 26 else f"{i}" for i in range(len(texts))]
+    return dict(zip(texts, names, strict=True))
+
+
+def _colour(letters: dict[str, str], text: str) -> str:
+    return _COLOURS[list(letters).index(text) % len(_COLOURS)]
+
+
+def _title(plan: Plan, job: Job) -> Text:
+    title = Text(f"{job.model.name} on {job.cluster.name}", style="bold")
+    title.append(f"   batch {job.global_batch} x {job.seq_len} tokens, {job.precision}, {job.optimizer}", style="not bold")
+    idle = job.cluster.devices - plan.devices
+    title.append(f"   {plan.devices} devices" + (f", {idle} idle" if idle else ""), style="not bold")
+    return title
+
+
+def _heading(pipeline: Pipeline, number: int, count: int) -> Text:
+    name = f"pipeline {number}: " if count > 1 else ""
+    stages = f"{len(pipeline.stages)} stage" + ("s" if len(pipeline.stages) > 1 else "")
+    virtual = f" ({pipeline.schedule.virtual} per device group)" if pipeline.schedule.virtual > 1 else ""
+    batches = f"{pipeline.micro_batches} micro-batches of {pipeline.samples} samples"
+    return Text(f"{name}{stages}{virtual}, {pipeline.schedule.name}, {batches}")
+
+
+def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, width: int) -> RichTable:
+    """One row per device group, one column per (bundle of) layers, the letter of the strategy in between."""
+    count = len(job.model.layers)
+    columns = min(max(width - 34, 20), count)
+    table = RichTable(box=None, pad_edge=False, show_header=True, header_style="dim")
+    table.add_column("devices", no_wrap=True)
+    table.add_column(f"{job.model.layers[0].name} ... {job.model.layers[-1].name} ({count} layers)", no_wrap=True)
+    table.add_column("layers", no_wrap=True)
+    rows: list[list[str]] = [[""] * count for _ in range(groups)]
+    spans: list[list[str]] = [[] for _ in range(groups)]
+    for s, stage in enumerate(pipeline.stages):
+        group = group_of_stage(pipeline.schedule, len(pipeline.stages), s)
+        for span in stage.spans:
+            found = layer_range(job.model, span.layers)
+            rows[group][found.start : found.stop] = [strategy_text(span)] * len(found)
+            spans[group].append(span.layers)
+    for group in range(groups):
+        bundled = [rows[group][i * count // columns] for i in range(columns)]
+        cells = Text()
+        for text in bundled:
+            cells.append(letters[text] if text else "·", style=f"white on {_colour(letters, text)}" if text else "dim")
+        shown = spans[group][0] if len(spans[group]) == 1 else f"{spans[group][0]} +{len(spans[group]) - 1}"
+        table.add_row(pipeline.stages[group].devices, cells, shown)
+    return table
+
+
+def _memory(memory: Sequence[StageMemory]) -> RichTable:
+    """A bar per device group, full width = the device's memory; what does not fit is said."""
+    table = RichTable(box=None, pad_edge=False, header_style="dim")
+    table.add_column("devices", no_wrap=True)
+    table.add_column("memory per device", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in memory:
+        scale = _BAR / max(row.capacity, row.total)
+        bar, drawn, sum_so_far = Text(), 0, 0.0
+        for name, letter, colour in _MEMORY:
+            sum_so_far += getattr(row, name)
+            cells = round(sum_so_far * scale) - drawn
+            bar.append(letter * cells, style=f"white on {colour}")
+            drawn += cells
+        bar.append("·" * (_BAR - drawn), style="dim")
+        label = Text(f"{size(row.total)} of {size(row.capacity)}")
+        if row.short_by:
+            label.append(f"  short by {size(row.short_by)}", style="bold red")
+        table.add_row(row.devices, bar, label)
+    return table
+
+
+def _legend(letters: dict[str, str]) -> Text:
+    legend = Text()
+    for text, letter in letters.items():
+        legend.append(f" {letter} ", style=f"white on {_colour(letters, text)}")
+        legend.append(f" {text}\n")
+    for name, letter, colour in _MEMORY:
+        legend.append(f" {letter} ", style=f"white on {colour}")
+        legend.append(f" {name}  ")
+    return legend

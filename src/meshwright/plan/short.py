@@ -1,0 +1,259 @@
+"""The short form: `{"tp": 4, "pp": 2, "dp": 8}` beside a job expands to the full document.
+
+Defaults, each of them the choice that costs nothing or that every framework makes:
+dp takes the devices the other degrees leave; sequence parallelism goes with tensor parallelism;
+ZeRO-1 goes with replicas (same traffic as plain data parallelism, less memory); micro-batches of
+one sample; 1F1B, or its interleaved form with virtual stages; blocks dealt evenly to stages, the
+embedding with the first and the head with the last.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from meshwright.errors import InputError, PlanError, shorten
+from meshwright.model import Model
+from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
+from meshwright.plan.job import Job, WrittenJob
+from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage
+from meshwright.plan.spans import device_ranks, device_text, span_name
+from meshwright.plan.strategy import Axis, Degree, Offload, Span
+from meshwright.tables import Table, convert
+
+T = TypeVar("T")
+
+
+class ShortStrategy(Table, frozen=True, kw_only=True):
+    """Degrees and choices, all of them optional."""
+
+    dp: Degree | UnsetType = UNSET
+    tp: Degree | UnsetType = UNSET
+    sp: bool | UnsetType = UNSET
+    ulysses: Degree | UnsetType = UNSET
+    ring: Degree | UnsetType = UNSET
+    ep: Degree | UnsetType = UNSET
+    etp: Degree | UnsetType = UNSET
+    zero: Literal[0, 1, 2, 3] | UnsetType = UNSET
+    zero_group: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    recompute: Literal["none", "selective", "full"] | tuple[str, ...] | UnsetType = UNSET
+    offload: Offload | UnsetType = UNSET
+    order: tuple[Axis, ...] | UnsetType = UNSET
+
+
+class ShortStage(ShortStrategy, frozen=True, kw_only=True):
+    """One stage written by hand: what it leaves out comes from the plan around it."""
+
+    layers: str | UnsetType = UNSET
+    devices: str | UnsetType = UNSET
+    shares: tuple[Annotated[int, Meta(ge=1)], ...] | UnsetType = UNSET
+
+
+class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
+    """A whole plan by hand: the job, the degrees, and only what differs from the defaults."""
+
+    model: str | dict[str, Any] | UnsetType = UNSET
+    cluster: str | dict[str, Any] | UnsetType = UNSET
+    global_batch: int | UnsetType = UNSET
+    seq_len: int | UnsetType = UNSET
+    precision: str | UnsetType = UNSET
+    optimizer: str | UnsetType = UNSET
+    pp: Degree | UnsetType = UNSET
+    virtual: Annotated[int, Meta(ge=1, le=1024)] | UnsetType = UNSET
+    schedule: ScheduleName | UnsetType = UNSET
+    micro_batch: Degree | UnsetType = UNSET
+    micro_batches: Degree | UnsetType = UNSET
+    stages: list[ShortStage] = []
+    compression: tuple[Compression, ...] = ()
+    backup: Backup | None = None
+
+
+_JOB_FIELDS = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
+
+
+def parse_short(text: str) -> dict[str, Any]:
+    """`tp=8,pp=4,recompute=selective` -> the table of the short form.
+
+    >>> parse_short("tp=8, pp=4, sp=false, recompute=norm+activation")
+    {'tp': 8, 'pp': 4, 'sp': False, 'recompute': ['norm', 'activation']}
+    """
+    table: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not name or not value:
+            raise InputError(f"'{shorten(part)}' is not NAME=VALUE", valid="such as tp=8,pp=4,micro_batch=1")
+        if name in table:
+            raise InputError(f"{name} is given twice: {table[name]} and {shorten(value)}", field=name)
+        table[name] = _value(name, value)
+    return table
+
+
+def _value(name: str, text: str) -> Any:
+    if re.fullmatch(r"-?\d{1,12}", text):
+        return int(text)
+    if text in {"true", "false"}:
+        return text == "true"
+    if name == "recompute" and text not in {"none", "selective", "full"}:
+        return text.split("+")
+    return text
+
+
+def expand(table: dict[str, Any], job: Job | None, file: str = "") -> Plan:
+    """The full plan that a short one stands for."""
+    short = convert(table, ShortPlan, file=file)
+    job = _job(short, job, file)
+    stages = _stage_count(short, file)
+    schedule = _schedule(short, file)
+    names = _layers_of_stages(short, job.model, stages * schedule.virtual)
+    spans = [_span(short, job, i, stages, names) for i in range(stages * schedule.virtual)]
+    devices = _devices(short, schedule, spans)
+    batches = _micro_batches(short, job, spans)
+    made = tuple(Stage(devices=d, spans=(s,)) for d, s in zip(devices, spans, strict=True))
+    pipeline = Pipeline(batch=job.global_batch, micro_batches=batches, stages=made, schedule=schedule)
+    return Plan(job=job.written(), pipelines=(pipeline,), compression=short.compression, backup=short.backup)
+
+
+def _job(short: ShortPlan, job: Job | None, file: str) -> Job:
+    given = {name: getattr(short, name) for name in _JOB_FIELDS if getattr(short, name) is not UNSET}
+    if job is not None:
+        if given:
+            name, value = next(iter(given.items()))
+            raise InputError(f"is {value!r} here, but the job is given beside the plan", file=file, field=name)
+        return job
+    for name in ("model", "cluster", "global_batch"):
+        if name not in given:
+            raise InputError("is required: a plan belongs to a job", file=file, field=name)
+    return convert(given, WrittenJob, file=file).resolve("")
+
+
+def _stage_count(short: ShortPlan, file: str) -> int:
+    """Device groups in the pipeline: `pp`, or the number of stages written out."""
+    virtual = 2 if short.schedule in V_SHAPED and short.virtual is UNSET else _or(short.virtual, 1)
+    if not short.stages:
+        return _or(short.pp, 1)
+    written = len(short.stages)
+    if written % virtual:
+        raise InputError(f"has {written} stages, not a multiple of virtual {virtual}", file=file, field="stages")
+    if _or(short.pp, written // virtual) != written // virtual:
+        problem = f"is {short.pp}, but {written} stages are written out ({virtual} per device group)"
+        raise InputError(problem, file=file, field="pp", valid=str(written // virtual))
+    return written // virtual
+
+
+def _schedule(short: ShortPlan, file: str) -> Schedule:
+    virtual = _or(short.virtual, 2 if short.schedule in V_SHAPED else 1)
+    name: ScheduleName = _or(short.schedule, "interleaved" if virtual > 1 else "1f1b")
+    if name == "custom":
+        raise InputError("a custom schedule needs its table: write the full form", file=file, field="schedule")
+    return Schedule(name=name, virtual=virtual)
+
+
+def _layers_of_stages(short: ShortPlan, model: Model, stages: int) -> list[str]:
+    """Layers as written, or blocks dealt evenly: earlier stages take one more when they do not divide."""
+    if short.stages:
+        written = [stage.layers for stage in short.stages]
+        if all(isinstance(text, str) for text in written):
+            return [str(text) for text in written]
+        if any(isinstance(text, str) for text in written):
+            missing = next(i for i, text in enumerate(written) if not isinstance(text, str))
+            raise InputError("is required: the other stages name theirs", field=f"stages[{missing}].layers")
+    return [span_name(model, part) for part in even_split(model, stages)]
+
+
+def even_split(model: Model, stages: int) -> list[range]:
+    """Whole blocks dealt evenly; what stands before the first block goes first, what follows the last goes last.
+
+    >>> from meshwright.model import Model
+    >>> even_split(Model.preset("tiny-llama"), 2)
+    [range(0, 5), range(5, 11)]
+    """
+    starts = [i for i, layer in enumerate(model.layers) if layer.block and layer.opens_block]
+    if not starts:
+        starts = list(range(len(model.layers)))
+    if stages > len(starts):
+        problem = f"{stages} stages, but {model.name} has {len(starts)} blocks to deal out"
+        raise PlanError("stages", problem, field="pp", valid=f"1 to {len(starts)}, or stages written out by layer")
+    each, extra = divmod(len(starts), stages)
+    cuts, taken = [0], 0
+    for stage in range(stages - 1):
+        taken += each + (1 if stage < extra else 0)
+        cuts.append(starts[taken])
+    return [range(a, b) for a, b in zip(cuts, [*cuts[1:], len(model.layers)], strict=True)]
+
+
+def _span(short: ShortPlan, job: Job, index: int, groups: int, names: list[str]) -> Span:
+    own = short.stages[index] if short.stages else ShortStage()
+
+    def pick(name: str, default: Any) -> Any:
+        return _or(getattr(own, name), _or(getattr(short, name, UNSET), default))
+
+    tp, ulysses, ring = pick("tp", 1), pick("ulysses", 1), pick("ring", 1)
+    dp = pick("dp", 0) or _remaining_dp(own, job, groups, tp * ulysses * ring)
+    divides = job.seq_len % (tp * ulysses * ring) == 0
+    facts = {
+        "layers": names[index], "dp": dp, "tp": tp, "ulysses": ulysses, "ring": ring,
+        "sp": pick("sp", tp > 1 and divides and not job.model.tokens),
+        "ep": pick("ep", 1), "etp": pick("etp", 1),
+        "zero": pick("zero", 1 if dp * ulysses * ring > 1 else 0), "zero_group": pick("zero_group", 0),
+        "recompute": pick("recompute", "none"), "offload": msgspec.to_builtins(pick("offload", Offload())),
+    }  # fmt: skip
+    for name in ("order", "shares"):
+        if value := pick(name, ()):
+            facts[name] = list(value)
+    field = f"stages[{index}]" if short.stages else ""
+    return convert(facts, Span, prefix=field)
+
+
+def _remaining_dp(own: ShortStage, job: Job, groups: int, model_parallel: int) -> int:
+    """Replicas that fill the devices of this stage, or of the whole cluster."""
+    if isinstance(own.devices, str):
+        devices, where = len(device_ranks(own.devices)), f"the {own.devices} devices of the stage"
+        per_replica = model_parallel
+    else:
+        devices, where = job.cluster.devices, f"the {job.cluster.devices} devices of {job.cluster.name}"
+        per_replica = model_parallel * groups
+    if per_replica > devices or devices % per_replica:
+        problem = f"tp x ulysses x ring x pp = {per_replica} does not divide {where}"
+        raise PlanError("degrees", problem, field="dp", valid="degrees that divide the devices, or dp written out")
+    return devices // per_replica
+
+
+def _devices(short: ShortPlan, schedule: Schedule, spans: list[Span]) -> list[str]:
+    """Consecutive devices for each group; stages of one group share them."""
+    groups: dict[int, str] = {}
+    following = 0
+    texts = []
+    for i, span in enumerate(spans):
+        written = short.stages[i].devices if short.stages else UNSET
+        group = group_of_stage(schedule, len(spans), i)
+        if isinstance(written, str):
+            groups[group] = written
+        elif group not in groups:
+            groups[group] = device_text(following, span.devices)
+        following += span.devices if i < len(spans) // schedule.virtual else 0
+        texts.append(groups[group])
+    return texts
+
+
+def _micro_batches(short: ShortPlan, job: Job, spans: list[Span]) -> int:
+    """Count of micro-batches from their size per replica, or as written; both must agree."""
+    dp = spans[0].dp
+    size = _or(short.micro_batch, 1)
+    samples = size * dp
+    count = _or(short.micro_batches, 0)
+    if count and short.micro_batch is UNSET:
+        return count
+    if job.global_batch % samples:
+        problem = f"global_batch {job.global_batch} is not a multiple of dp {dp} x micro_batch {size}"
+        raise PlanError("batch", problem, field="global_batch", valid=f"a multiple of {samples}")
+    if count and count != job.global_batch // samples:
+        problem = f"micro_batches {count} contradicts micro_batch {size}, which makes {job.global_batch // samples}"
+        raise PlanError("batch", problem, field="micro_batches", valid=str(job.global_batch // samples))
+    return job.global_batch // samples
+
+
+def _or(value: T | UnsetType, default: T) -> T:
+    return default if isinstance(value, UnsetType) else value

@@ -1,0 +1,64 @@
+"""The two small notations of a plan: spans of layers and sets of devices."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from meshwright.errors import InputError, shorten
+from meshwright.model import Model
+
+MOST_DEVICES = 1_000_000
+
+
+def layer_range(model: Model, text: str) -> range:
+    """`embed..block.39` (both ends included; a block means all its layers), or one name.
+
+    >>> from meshwright.model import Model
+    >>> layer_range(Model.preset("tiny-llama"), "embed..block.1")
+    range(0, 5)
+    """
+    first, dots, last = text.partition("..")
+    start = model.index(first.strip())
+    end = model.index((last if dots else first).strip(), last=True)
+    if end < start:
+        raise InputError(f"the span '{shorten(text)}' ends before it begins", valid="FIRST..LAST in the model's order")
+    return range(start, end + 1)
+
+
+def span_name(model: Model, layers: range) -> str:
+    """The shortest notation of a range of layers: whole blocks by the block's name."""
+    first, last = model.layers[layers[0]], model.layers[layers[-1]]
+    before = model.layers[layers[0] - 1].block if layers[0] else ""
+    after = model.layers[layers[-1] + 1].block if layers[-1] + 1 < len(model.layers) else ""
+    start = first.block if first.block and first.block != before else first.name
+    end = last.block if last.block and last.block != after else last.name
+    return start if start == end else f"{start}..{end}"
+
+
+@lru_cache(maxsize=4096)
+def device_ranks(text: str) -> tuple[int, ...]:
+    """`0-31`, `0-7,16-23`, or with a stride `0-62/2`.
+
+    >>> device_ranks("0-3,8"), device_ranks("0-6/2")
+    ((0, 1, 2, 3, 8), (0, 2, 4, 6))
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?:/(\d{1,6}))?)?\s*", part)
+        if not match:
+            problem = f"'{shorten(text)}' is not a set of devices"
+            raise InputError(problem, valid="numbers and ranges such as 0-31 or 0-7,16-23 or 0-62/2")
+        low = int(match[1])
+        high, step = int(match[2] or low), int(match[3] or 1)
+        if high < low or step < 1 or high >= MOST_DEVICES:
+            raise InputError(f"'{shorten(part)}' is not a range of devices", valid=f"0 to {MOST_DEVICES - 1}, low to high")
+        ranks.extend(range(low, high + 1, step))
+    if len(set(ranks)) != len(ranks):
+        raise InputError(f"'{shorten(text)}' names a device twice")
+    return tuple(ranks)
+
+
+def device_text(first: int, count: int) -> str:
+    """Consecutive devices in the notation of a plan."""
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
