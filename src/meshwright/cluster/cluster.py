@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,7 +55,7 @@ class Cluster:
         """Whatever a user may name: a string, the path of a TOML file, or a table."""
         if isinstance(what, Mapping):
             return Cluster.from_table(what)
-        if str(what).endswith(".toml") or Path(what).is_file():
+        if str(what).endswith(".toml") or os.path.isfile(what):
             return Cluster.from_toml(what)
         if str(what) == "local" or str(what).startswith("local:"):
             return _local(str(what))

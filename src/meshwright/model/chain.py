@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -81,10 +82,9 @@ class Model:
 
                 return written_model(what)
             return Model.from_config(what)
-        path = Path(what)
-        if path.is_dir() and (path / "config.json").exists():
-            path = path / "config.json"
-        if path.suffix == ".json" or path.is_file():
+        inside = os.path.join(what, "config.json")
+        path = inside if os.path.isfile(inside) else str(what)
+        if path.endswith(".json") or os.path.isfile(path):
             return Model.from_config(path)
         return Model.preset(str(what))
 

@@ -332,6 +332,9 @@ def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
             problem = f"{schedule.name} runs stage {s} on devices {expected}, not {stage.devices}"
             yield Broken(field.replace("schedule", f"stages[{s}].devices"), problem, expected)
             return
+    if schedule.name == "dualpipev" and pipeline.micro_batches < len(stages):
+        problem = f"dualpipev needs a micro-batch per stage: {pipeline.micro_batches} for {len(stages)}"
+        yield Broken(field.replace("schedule", "micro_batches"), problem, f"{len(stages)} or more")
     rounds = max(1, pipeline.micro_batches // groups)
     if schedule.name in {"interleaved", "zero-bubble"} and schedule.virtual > 1 and pipeline.micro_batches % rounds:
         problem = f"{pipeline.micro_batches} micro-batches do not divide into {rounds} rounds over {groups} device groups"

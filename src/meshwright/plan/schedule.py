@@ -41,8 +41,9 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
     """Micro-batches whose activations a group holds at its peak, per stage it runs.
 
     GPipe holds all. 1F1B holds one per group from here to the end. The interleaved schedules warm up with
-    2 (p - r - 1) + (v - 1) p forwards and hold one more (Narayanan et al., 2021). The V-shaped ones hold
-    2 p stage-inputs (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
+    2 (p - r - 1) + (v - 1) p forwards and hold one more (Narayanan et al., 2021). Zero-bubble delays weight
+    gradients, so every group holds p per stage (Qi et al., 2023). The V-shaped ones hold 2 p stage inputs,
+    DualPipeV one more while a forward and a backward overlap.
 
     >>> in_flight(Schedule(name="1f1b"), groups=4, micro_batches=16, group=0)
     (4,)
@@ -52,8 +53,10 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
         each = m if schedule.name in {"gpipe", "custom"} else 1
         return (each,) * v
     if schedule.name in V_SHAPED:
-        first = min(m, 2 * (p - r) - 1)
-        return first, min(m, 2 * p - first)
+        down = 2 * p - r - (1 if schedule.name == "zbv" else 0)
+        return min(m, down), min(m, 1 + r)
+    if schedule.name == "zero-bubble":
+        return (min(m, p),) * v
     if v == 1:
         return (min(m, p - r),)
     total = min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1)
