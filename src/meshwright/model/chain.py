@@ -54,7 +54,7 @@ class Model:
 
         >>> tiny = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16}
         >>> Model.from_config(tiny).parameters
-        2696
+        2688
         """
         from meshwright.model.config import config_model
 

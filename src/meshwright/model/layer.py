@@ -142,7 +142,7 @@ class Layer:
     >>> from meshwright.model import Model
     >>> layer = Model.preset("llama3-70b").layer("block.0.attention")
     >>> layer.kind, layer.parameters, layer.output_bytes(Slice(seq_len=8192))
-    ('attention', 150994944, 134217728.0)
+    ('attention', 151003136, 134217728.0)
     """
 
     name: str

@@ -116,11 +116,11 @@ class Plan(Table, frozen=True, kw_only=True):
     def to_table(self) -> dict[str, Any]:
         """Plain dicts and lists, in the order people read: the full form of the document."""
         table: dict[str, Any] = {"format": self.format, "version": self.version}
-        table["job"] = msgspec.to_builtins(self.job)
+        table["job"] = _plain(self.job)
         table["pipelines"] = [_pipeline_table(pipeline) for pipeline in self.pipelines]
         for name in ("compression", "backup", "search", "estimate"):
             if value := getattr(self, name):
-                table[name] = msgspec.to_builtins(value)
+                table[name] = _plain(value)
         return table
 
     def to_json(self) -> str:
@@ -138,6 +138,11 @@ class Plan(Table, frozen=True, kw_only=True):
     def devices(self) -> int:
         """Devices in use."""
         return len({rank for p in self.pipelines for stage in p.stages for rank in stage.ranks})
+
+
+def _plain(value: object) -> Any:
+    """Lists, dicts and numbers, as JSON knows them."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _check_version(body: Mapping[str, Any], file: str) -> None:
@@ -163,13 +168,13 @@ def _pipeline_table(pipeline: Pipeline) -> dict[str, Any]:
 def _span_table(span: Span) -> dict[str, Any]:
     """Degrees always, rarer choices only where they are made."""
     names = ("layers", "dp", "zero", "tp", "sp", "ulysses", "ring", "ep", "etp", "recompute")
-    table = {name: msgspec.to_builtins(getattr(span, name)) for name in names}
+    table = {name: _plain(getattr(span, name)) for name in names}
     if span.zero_group:
         table["zero_group"] = span.zero_group
     if span.offload != Offload():
-        table["offload"] = msgspec.to_builtins(span.offload)
+        table["offload"] = _plain(span.offload)
     if span.swap:
-        table["swap"] = msgspec.to_builtins(span.swap)
+        table["swap"] = _plain(span.swap)
     if span.order != DEFAULT_ORDER:
         table["order"] = list(span.order)
     if span.shares:

@@ -19,7 +19,9 @@ def schema() -> dict[str, Any]:
     _, parts = msgspec.json.schema_components([Plan, ShortPlan], ref_template="#/$defs/{name}")
     for form in ("Plan", "ShortPlan"):
         parts[form]["properties"]["$schema"] = {"type": "string"}
-    return {
+    for part in parts.values():
+        part["description"] = part.get("description", "").split("\n")[0]
+    made = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "meshwright plan",
         "description": "Which devices train which layers how. Full form: pipelines. Short form: degrees.",
@@ -28,3 +30,5 @@ def schema() -> dict[str, Any]:
         "else": {"$ref": "#/$defs/ShortPlan"},
         "$defs": parts,
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # lists for tuples
+    return plain

@@ -1,0 +1,105 @@
+"""Any valid plan survives being saved and loaded, keeps every rule, and matches the published schema."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from hypothesis import HealthCheck, given, settings
+
+from meshwright.plan import Plan, schema, violations
+from tests.conftest import ROOT
+from tests.plan.strategies import plans
+
+FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@cache
+def validator() -> Any:
+    published = json.loads((ROOT / "docs/schema/plan-v1.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(published)
+    return jsonschema.Draft202012Validator(published)
+
+
+@FEW
+@given(plans())
+def test_a_valid_plan_survives(tmp_path_factory, table: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+    plan = Plan.of(copy.deepcopy(table))
+    assert violations(plan) == []
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan.save(path)
+    again = Plan.load(path)
+    assert again == plan
+    assert again.to_json() == path.read_text()
+    # Every fact of the table is in the document, not only in what was made of it.
+    _contains(json.loads(path.read_text()), table)
+
+
+# What the document may leave out, because it is what absence means.
+ABSENT = {"order": ["tp", "ulysses", "ring", "dp"], "offload": {"activations": 0, "optimizer": 0.0}}
+
+
+def _contains(full: Any, part: Any, where: str = "$") -> None:
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key not in full:
+                assert value == ABSENT[key], f"{where}.{key}"
+            else:
+                _contains(full[key], value, f"{where}.{key}")
+    elif isinstance(part, list) and part and isinstance(part[0], dict):
+        assert len(full) == len(part), where
+        for i, value in enumerate(part):
+            _contains(full[i], value, f"{where}[{i}]")
+    else:
+        assert full == part, where
+
+
+@FEW
+@given(plans())
+def test_a_valid_plan_matches_the_published_schema(table: dict[str, Any]) -> None:
+    validator().validate(table)
+    validator().validate(Plan.of(table).to_table())
+
+
+def test_the_published_schema_is_the_one_in_the_code() -> None:
+    assert json.loads((ROOT / "docs/schema/plan-v1.schema.json").read_text()) == schema()
+
+
+def test_the_schema_accepts_the_short_form_and_refuses_typos() -> None:
+    assert validator().is_valid({"model": "llama3-70b", "cluster": "8x8xh100", "global_batch": 512, "tp": 4, "pp": 2})
+    assert not validator().is_valid({"tp": 4, "pq": 2})
+    assert not validator().is_valid({"tp": 0})
+
+
+def test_one_change_is_one_line_of_text() -> None:
+    """Diffable: each span stands on a line of its own."""
+    short = {"model": "llama3-70b", "cluster": "8x8xh100", "global_batch": 512, "seq_len": 8192, "tp": 4, "pp": 8}
+    table = Plan.of(short).to_table()
+    changed = copy.deepcopy(table)
+    changed["pipelines"][0]["stages"][3]["spans"][0]["recompute"] = "full"
+    before, after = Plan.of(table).to_json().splitlines(), Plan.of(changed).to_json().splitlines()
+    assert len(before) == len(after)
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import os
+
+    plan = Plan.of({"model": "tiny-llama", "cluster": "4xh100", "global_batch": 8})
+    path = tmp_path / "plan.json"
+    path.write_text("the old plan")
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    try:
+        plan.save(path)
+    except Exception as error:
+        assert "No space left" in str(error)
+    assert path.read_text() == "the old plan"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
