@@ -41,10 +41,12 @@ def test_every_source_is_used_and_says_what_it_is() -> None:
 
 
 def test_everything_promised_is_there() -> None:
-    promised = """v100-16gb v100-32gb a100-40gb a100-80gb a100-40gb-pcie a100-80gb-pcie a800 h100 h100-pcie h100-nvl h100-500w
-        h800 h20 h200 b200 gb200 b300 mi250 mi300x mi325x mi355x a6000 rtx4090 t4 l4 a10g titan-xp ascend-910a ascend-910b
-        hygon-dcu biren-br100 tpu-v4 tpu-v5p cpu""".split()
-    assert set(promised) <= set(device_names())
+    promised = (
+        "v100-16gb v100-32gb a100-40gb a100-80gb a100-40gb-pcie a100-80gb-pcie a800 h100 h100-pcie h100-nvl h100-500w "
+        "h800 h20 h200 b200 gb200 b300 mi250 mi300x mi325x mi355x a6000 rtx4090 t4 l4 a10g titan-xp ascend-910a "
+        "ascend-910b hygon-dcu biren-br100 tpu-v4 tpu-v5p cpu"
+    )
+    assert set(promised.split()) <= set(device_names())
 
 
 def test_names_and_aliases_are_unique() -> None:
@@ -107,4 +109,7 @@ def test_which_link_joins_two_devices(text: str, a: int, b: int, kind: str) -> N
 
 def test_rails_grow_with_the_node_and_shared_adapters_do_not() -> None:
     assert Cluster.preset("2x4xh100").groups[0].network.aggregate == 4 * 50e9
-    assert Cluster.preset("2x8xtitan-xp").groups[0].network.aggregate == Cluster.preset("2x4xtitan-xp").groups[0].network.aggregate
+    assert (
+        Cluster.preset("2x8xtitan-xp").groups[0].network.aggregate
+        == Cluster.preset("2x4xtitan-xp").groups[0].network.aggregate
+    )

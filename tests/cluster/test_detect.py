@@ -30,7 +30,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-un
 
 def nvidia(rows: list[str], topology: str) -> str:
     listing = "\n".join(rows)
-    return f'if [ "$1" = topo ]; then printf \'%s\' \'{topology}\'; else printf \'%s\\n\' \'{listing}\'; fi'
+    return f"if [ \"$1\" = topo ]; then printf '%s' '{topology}'; else printf '%s\\n' '{listing}'; fi"
 
 
 def test_nvidia(tool) -> None:  # type: ignore[no-untyped-def]

@@ -45,7 +45,9 @@ latency_us = 50
 """
 
 
-@given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 16), st.sampled_from(device_names())), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 16), st.sampled_from(device_names())), min_size=1, max_size=4)
+)
 def test_strings_mean_what_they_say(groups: list[tuple[int, int, str]]) -> None:
     cluster = Cluster.preset("+".join(f"{n}x{d}x{kind}" for n, d, kind in groups))
     assert cluster.devices == sum(n * d for n, d, _ in groups)
@@ -108,7 +110,11 @@ def test_without_between_the_slower_network_joins_two_groups() -> None:
         (("nodes = 2", "nodez = 2"), "group[0]", ["nodez", "did you mean nodes"]),
         (("[76", "[-76"), "group[0]", ["-76"]),
         (("tflops = { bf16 = 250 }", "tflops = { bf17 = 250 }"), "group[0]", ["bf17", "bf16"]),
-        (('"shared"\nbandwidth_gb_s = 12.5', '"shard"\nbandwidth_gb_s = 12.5'), "group[1].link[1].topology", ["shared"]),
+        (
+            ('"shared"\nbandwidth_gb_s = 12.5', '"shard"\nbandwidth_gb_s = 12.5'),
+            "group[1].link[1].topology",
+            ["shared"],
+        ),
         (("bandwidth_gb_s = 200", "bandwidth_gb_s = 0"), "group[1].link[0].bandwidth_gb_s", ["> 0"]),
         (("span = 2\n", ""), "group[1].link[0].span", ["only the last"]),
         (("memory_gib = 64\n", ""), "group[1].device", ["mychip", "memory_gib"]),

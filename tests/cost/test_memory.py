@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost import fits, plan_memory
 from meshwright.errors import DoesNotFit
-from meshwright.model import Model
+from meshwright.model import Model, Slice
 from meshwright.plan import Plan
 
 P = 6_738_415_616  # Llama-7B
@@ -37,7 +37,14 @@ def test_hybrid_groups_shard_less() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "precision", "size"),
-    [("adamw", "fp32", 8), ("adamw", "bf16", 12), ("adamw-8bit", "bf16", 6), ("sgd", "fp32", 0), ("sgd-momentum", "bf16", 8), ("muon", "bf16", 8)],
+    [
+        ("adamw", "fp32", 8),
+        ("adamw", "bf16", 12),
+        ("adamw-8bit", "bf16", 6),
+        ("sgd", "fp32", 0),
+        ("sgd-momentum", "bf16", 8),
+        ("muon", "bf16", 8),
+    ],
 )
 def test_optimizers(optimizer: str, precision: str, size: int) -> None:
     (found,) = memory(zero=0, optimizer=optimizer, precision=precision)
@@ -60,7 +67,15 @@ def test_a_tied_head_far_from_its_embedding_is_a_second_copy() -> None:
 
 def test_experts_are_sharded_over_their_own_replicas() -> None:
     """Mixtral on 16 devices, tp 2, ep 8: experts / 8 with 2 replicas, the rest / 2 with 8 replicas."""
-    table = {"model": "mixtral-8x7b", "cluster": "2x8xh100", "global_batch": 16, "seq_len": 4096, "tp": 2, "ep": 8, "zero": 1}
+    table = {
+        "model": "mixtral-8x7b",
+        "cluster": "2x8xh100",
+        "global_batch": 16,
+        "seq_len": 4096,
+        "tp": 2,
+        "ep": 8,
+        "zero": 1,
+    }
     (found,) = plan_memory(Plan.of(table))
     experts = 32 * 8 * 3 * 4096 * 14336
     whole = 32 * (2 * 4096 + 8 * 4096) + 4096  # norms and routers
@@ -73,10 +88,9 @@ def test_experts_are_sharded_over_their_own_replicas() -> None:
 def test_activations_follow_the_schedule(schedule: str, held: list[int]) -> None:
     """Four equal stages in the middle of a model: take embedding and head away by comparing inner stages."""
     groups = memory(pp=4, dp=16, global_batch=128, schedule=schedule)
-    per_micro_batch = sum(
-        layer.kept_bytes(Plan.of({"model": "llama-7b", "cluster": "h100", "global_batch": 1, "seq_len": 2048}).pipelines[0].stages[0].spans[0].slice_of(1, 2048, "bf16"))
-        for layer in Model.preset("llama-7b").layers if layer.block in {f"block.{i}" for i in range(8, 16)}
-    )  # fmt: skip
+    blocks = {f"block.{i}" for i in range(8, 16)}
+    layers = [layer for layer in Model.preset("llama-7b").layers if layer.block in blocks]
+    per_micro_batch = sum(layer.kept_bytes(Slice(1, 2048, "bf16")) for layer in layers)
     assert groups[1].activations == held[1] * per_micro_batch
     assert groups[2].activations == held[2] * per_micro_batch
     assert groups[0].activations == held[0] * per_micro_batch
@@ -104,7 +118,9 @@ def test_offload_and_swap_take_their_part_away() -> None:
     less = memory(pp=2, zero=1, offload={"activations": 0.25, "optimizer": 1.0})
     assert less[0].optimizer == 0
     assert less[0].activations == pytest.approx(0.75 * whole[0].activations, abs=1)
-    table = Plan.of({"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "pp": 2}).to_table()
+    table = Plan.of(
+        {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "pp": 2}
+    ).to_table()
     table["pipelines"][0]["stages"][0]["spans"][0]["swap"] = {"to": 1, "activations": 0.5}
     assert plan_memory(Plan.of(table))[0].activations == pytest.approx(0.5 * whole[0].activations, abs=1)
 
@@ -118,7 +134,7 @@ def test_uneven_shares_count_the_busiest_replica() -> None:
 
 def test_a_mixed_stage_is_as_large_as_its_smallest_device() -> None:
     table = {"model": "tiny-llama", "cluster": "1x8xh100+1x8xl4", "global_batch": 16}
-    assert plan_memory(Plan.of(table))[0].capacity == round(22.49 * 2**30) or plan_memory(Plan.of(table))[0].capacity < 24 * 2**30
+    assert plan_memory(Plan.of(table))[0].capacity == pytest.approx(23034 * 2**20, rel=1e-3)  # nvidia-smi on an L4
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:

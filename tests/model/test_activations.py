@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from meshwright.model import Model, Slice, presets
 
@@ -67,9 +67,9 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.ln1(x)).chunk(3, -1))
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        context = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(context.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
+        return x + self.down(gelu(self.up(self.ln2(x))))
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 64), (3, 32)])

@@ -41,7 +41,9 @@ def test_wrong_field(changes: dict[str, Any], field: str, words: list[str]) -> N
 
 
 def test_every_missing_field_is_named_at_once() -> None:
-    with pytest.raises(InputError, match="hidden_size, vocab_size, num_hidden_layers, num_attention_heads, intermediate_size"):
+    with pytest.raises(
+        InputError, match="hidden_size, vocab_size, num_hidden_layers, num_attention_heads, intermediate_size"
+    ):
         Model.from_config({"model_type": "llama"})
 
 

@@ -50,7 +50,9 @@ def test_text_models(name: str) -> None:
 def test_encoder_decoder() -> None:
     ids = torch.zeros(1, LENGTH, dtype=torch.long, device="meta")
     expected = counted(on_meta("t5-small"), input_ids=ids, decoder_input_ids=ids)
-    assert full_attention(Model.preset("t5-small")).forward_flops(Slice(1, LENGTH)) == pytest.approx(expected, rel=1e-12)
+    assert full_attention(Model.preset("t5-small")).forward_flops(Slice(1, LENGTH)) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["vit-base", "vit-huge", "swin-base", "swin-huge"])
@@ -65,7 +67,9 @@ def test_latent_attention() -> None:
     changes = {"num_hidden_layers": 2, "first_k_dense_replace": 2, "vocab_size": 1000}
     config = presets()["deepseek-v3"].config | changes
     expected = counted(on_meta("deepseek-v3", **changes), torch.zeros(1, LENGTH, dtype=torch.long, device="meta"))
-    assert full_attention(Model.from_config(config)).forward_flops(Slice(1, LENGTH)) == pytest.approx(expected, rel=1e-12)
+    assert full_attention(Model.from_config(config)).forward_flops(Slice(1, LENGTH)) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,10 @@ def test_capacity_scales_expert_work_only() -> None:
     cut = Slice(1, LENGTH)
     dropless = Model.from_config(config).layer("block.0.moe")
     capped = Model.from_config(config | {"moe_capacity_factor": 1.5}).layer("block.0.moe")
-    extra = {a.name: b.forward_flops(cut, LENGTH) / max(a.forward_flops(cut, LENGTH), 1) for a, b in zip(dropless.ops, capped.ops, strict=True)}
+    extra = {
+        a.name: b.forward_flops(cut, LENGTH) / max(a.forward_flops(cut, LENGTH), 1)
+        for a, b in zip(dropless.ops, capped.ops, strict=True)
+    }
     assert extra["expert_up"] == extra["expert_down"] == 1.5
     assert extra["router"] == 1.0
 

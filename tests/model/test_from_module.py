@@ -17,13 +17,18 @@ from meshwright.model import Model, Slice, presets
 def from_preset(name: str, **changes: object) -> nn.Module:
     preset = presets()[name]
     with torch.device("meta"):
-        return getattr(transformers, preset.architecture)(transformers.AutoConfig.for_model(**(preset.config | changes)))
+        return getattr(transformers, preset.architecture)(
+            transformers.AutoConfig.for_model(**(preset.config | changes))
+        )
 
 
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.inner = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        self.norm, self.inner = (
+            nn.LayerNorm(width),
+            nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.inner(self.norm(x))
@@ -151,7 +156,11 @@ def test_a_module_that_needs_its_data_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "seq_dim", "message"),
-    [((), None, "example input"), ((torch.zeros(2, 4),), 1, "8 or more"), ((torch.zeros(2, 8),), 3, "no input has a dimension")],
+    [
+        ((), None, "example input"),
+        ((torch.zeros(2, 4),), 1, "8 or more"),
+        ((torch.zeros(2, 8),), 3, "no input has a dimension"),
+    ],
 )
 def test_bad_examples_are_refused(inputs: tuple[torch.Tensor, ...], seq_dim: int | None, message: str) -> None:
     with pytest.raises(InputError, match=message):

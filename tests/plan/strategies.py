@@ -28,7 +28,9 @@ def degrees(draw: st.DrawFn, devices: int, heads: int, experts: int, samples: in
     """dp x tp x ulysses x ring = devices, every rule kept."""
     powers = [d for d in divisors(devices) if d & (d - 1) == 0]
     tp = draw(st.sampled_from([d for d in powers if heads % d == 0 and d <= 4]))
-    ulysses = draw(st.sampled_from([d for d in powers if devices % (tp * d) == 0 and heads % (tp * d) == 0 and tp * d <= 4]))
+    ulysses = draw(
+        st.sampled_from([d for d in powers if devices % (tp * d) == 0 and heads % (tp * d) == 0 and tp * d <= 4])
+    )
     ring = draw(st.sampled_from([d for d in powers if devices % (tp * ulysses * d) == 0 and d <= 2]))
     dp = devices // (tp * ulysses * ring)
     if samples % dp:
@@ -61,7 +63,11 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     each = draw(st.sampled_from([1, 2, 4, 8]))
     samples = 8
     micro_batches = draw(st.sampled_from([1, 2, 4])) * groups * virtual
-    cuts = sorted(draw(st.sets(st.integers(1, len(model.layers) - 1), min_size=groups * virtual - 1, max_size=groups * virtual - 1)))
+    cuts = sorted(
+        draw(
+            st.sets(st.integers(1, len(model.layers) - 1), min_size=groups * virtual - 1, max_size=groups * virtual - 1)
+        )
+    )
     stages = []
     for s, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(model.layers)], strict=True)):
         group = s if s < groups else (2 * groups - 1 - s if schedule in {"zbv", "dualpipev"} else s % groups)
@@ -75,7 +81,9 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
                 if isinstance(one["recompute"], list) and not set(one["recompute"]) <= known:
                     one["recompute"] = "none"
                 spans.append({"layers": layers, **one})
-        stages.append({"devices": f"{group * each}-{group * each + each - 1}" if each > 1 else f"{group}", "spans": spans})
+        stages.append(
+            {"devices": f"{group * each}-{group * each + each - 1}" if each > 1 else f"{group}", "spans": spans}
+        )
     job = {"model": name, "cluster": f"{groups}x{each}xh100", "global_batch": samples * micro_batches, "seq_len": seq}
     pipeline = {"batch": samples * micro_batches, "micro_batches": micro_batches, "stages": stages}
     pipeline["schedule"] = {"name": schedule, "virtual": virtual}

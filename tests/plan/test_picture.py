@@ -23,7 +23,9 @@ TINY = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision
 
 
 def test_each_stage_covers_its_layers() -> None:
-    text = picture({**TINY, "pp": 2, "stages": [{"layers": "embed..block.0", "recompute": "full"}, {"layers": "block.1..head"}]})
+    text = picture(
+        {**TINY, "pp": 2, "stages": [{"layers": "embed..block.0", "recompute": "full"}, {"layers": "block.1..head"}]}
+    )
     rows = [line.split() for line in text.splitlines() if line[:3] in {"0-1", "2-3"}]
     assert rows[0][1] == "AAA········"  # embed and the two layers of block 0, of 11
     assert rows[1][1] == "···BBBBBBBB"
@@ -32,7 +34,14 @@ def test_each_stage_covers_its_layers() -> None:
 
 
 def test_memory_bars_are_to_scale() -> None:
-    table = {"model": "llama3-8b", "cluster": "8xh100", "global_batch": 8, "seq_len": 8192, "zero": 3, "recompute": "full"}
+    table = {
+        "model": "llama3-8b",
+        "cluster": "8xh100",
+        "global_batch": 8,
+        "seq_len": 8192,
+        "zero": 3,
+        "recompute": "full",
+    }
     memory = plan_memory(Plan.of(table))[0]
     line = next(row for row in picture(table).splitlines() if "GiB of" in row)
     filled = sum(line.split()[1].count(letter) for letter in "pgoaw")

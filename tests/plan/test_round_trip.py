@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import HealthCheck, given, settings
 
+from meshwright.errors import InputError
 from meshwright.plan import Plan, schema, violations
 from tests.conftest import ROOT
 from tests.plan.strategies import plans
@@ -87,8 +90,6 @@ def test_one_change_is_one_line_of_text() -> None:
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    import os
-
     plan = Plan.of({"model": "tiny-llama", "cluster": "4xh100", "global_batch": 8})
     path = tmp_path / "plan.json"
     path.write_text("the old plan")
@@ -97,9 +98,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    try:
+    with pytest.raises(InputError, match="No space left"):
         plan.save(path)
-    except Exception as error:
-        assert "No space left" in str(error)
     assert path.read_text() == "the old plan"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]

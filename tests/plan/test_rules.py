@@ -94,7 +94,11 @@ def shares_do_not_sum(table: Table, draw: Draw) -> None:
 
 
 def ep_without_experts(table: Table, draw: Draw) -> None:
-    assume("moe" not in table["job"]["model"] and "qwen3-30b" not in table["job"]["model"] and "deepseek" not in table["job"]["model"])
+    assume(
+        "moe" not in table["job"]["model"]
+        and "qwen3-30b" not in table["job"]["model"]
+        and "deepseek" not in table["job"]["model"]
+    )
     a_span(table, draw)["ep"] = 2
 
 
@@ -109,7 +113,13 @@ def sp_without_tp(table: Table, draw: Draw) -> None:
 
 
 def odd_sequence(table: Table, draw: Draw) -> None:
-    assume(any(s["ring"] > 1 or s["ulysses"] > 1 or s["sp"] for stage in table["pipelines"][0]["stages"] for s in stage["spans"]))
+    assume(
+        any(
+            s["ring"] > 1 or s["ulysses"] > 1 or s["sp"]
+            for stage in table["pipelines"][0]["stages"]
+            for s in stage["spans"]
+        )
+    )
     table["job"]["seq_len"] -= 1
 
 
@@ -181,8 +191,8 @@ SHORT = {"model": "llama3-70b", "cluster": "2x8xh100", "global_batch": 64, "seq_
         ({"model": "gpt2", "seq_len": 1024, "tp": 8}, "heads"),  # 12 heads
         ({"model": "qwen2.5-7b", "tp": 14, "cluster": "1x14xh100", "global_batch": 14, "sp": False}, "heads"),  # 4 kv heads
         ({"model": "tiny-moe", "seq_len": 256, "etp": 3, "cluster": "1x3xh100", "global_batch": 3}, "widths"),
-        ({"model": {**{"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2,
-                       "num_attention_heads": 8, "intermediate_size": 100}}, "tp": 8, "dp": 2}, "widths"),
+        ({"model": {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2,
+                       "num_attention_heads": 8, "intermediate_size": 100}, "tp": 8, "dp": 2}, "widths"),
         ({"pp": 100, "cluster": "100xh100"}, "stages"),
         ({"cluster": "2x8xv100-32gb"}, "precision-supported"),  # bfloat16 on V100
     ],

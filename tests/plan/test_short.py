@@ -41,7 +41,16 @@ def test_virtual_stages_go_around_and_v_shapes_go_back() -> None:
     assert looped.schedule.name == "interleaved"
     assert [s.devices for s in looped.stages] == ["0-15", "16-31", "32-47", "48-63"] * 2
     v_shaped = Plan.of({**JOB, "tp": 8, "pp": 4, "schedule": "zbv"}).pipelines[0]
-    assert [s.devices for s in v_shaped.stages] == ["0-15", "16-31", "32-47", "48-63", "48-63", "32-47", "16-31", "0-15"]
+    assert [s.devices for s in v_shaped.stages] == [
+        "0-15",
+        "16-31",
+        "32-47",
+        "48-63",
+        "48-63",
+        "32-47",
+        "16-31",
+        "0-15",
+    ]
 
 
 def test_stages_by_hand_may_differ_in_everything() -> None:
@@ -60,7 +69,9 @@ def test_stages_by_hand_may_differ_in_everything() -> None:
     assert [s.spans[0].recompute for s in plan.pipelines[0].stages] == ["none", "full", "none"]
 
 
-@pytest.mark.parametrize(("model", "stages"), [("llama3-70b", 8), ("llama3-70b", 7), ("gpt2", 5), ("t5-large", 6), ("swin-huge", 4)])
+@pytest.mark.parametrize(
+    ("model", "stages"), [("llama3-70b", 8), ("llama3-70b", 7), ("gpt2", 5), ("t5-large", 6), ("swin-huge", 4)]
+)
 def test_even_split_deals_whole_blocks_evenly(model: str, stages: int) -> None:
     chain = Model.preset(model)
     parts = even_split(chain, stages)

@@ -39,7 +39,9 @@ class Verbs(click.Group):
         command: click.Command = import_module(VERBS[name]).command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             near = closest_names(args[0], VERBS, limit=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -68,9 +70,9 @@ def cli() -> None:
 def main() -> None:
     """The console script: every user mistake becomes one clear message and an exit code."""
     try:
-        cli.main(standalone_mode=False, prog_name="meshwright")
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = cli.main(standalone_mode=False, prog_name="meshwright")
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.UsageError as error:

@@ -71,7 +71,9 @@ def _list(json_: bool) -> None:
             row.flops.get("fp4"),
         ]
         cells = [f"{peak / 1e12:,.4g}" if peak else "" for peak in peaks]
-        table.add_row(row.name, row.title, size(row.memory), rate(row.memory_bandwidth), *cells, str(server_size(row.name)))
+        table.add_row(
+            row.name, row.title, size(row.memory), rate(row.memory_bandwidth), *cells, str(server_size(row.name))
+        )
     out = console()
     out.print(table)
     out.print(

@@ -120,7 +120,9 @@ def _show(model: Model, cut: Slice) -> None:
     for names, layer, repeats in _alike(model):
         kept = [size(layer.kept_bytes(cut, level)) for level in ("none", "selective", "full")]
         flops, passed = count(layer.forward_flops(cut)), size(layer.output_bytes(cut))
-        table.add_row(names, layer.kind, f"x{repeats}" if repeats > 1 else "", f"{layer.parameters:,}", flops, *kept, passed)
+        table.add_row(
+            names, layer.kind, f"x{repeats}" if repeats > 1 else "", f"{layer.parameters:,}", flops, *kept, passed
+        )
     out.print(table)
     if isinstance(model.reference, str):
         out.print(Text(f"\nSource: {find_preset(model.reference).source}", style="dim"), soft_wrap=True)

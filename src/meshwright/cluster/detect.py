@@ -119,7 +119,9 @@ def _accelerators(found: list[Found], tool: str) -> Detected:
         notes.append("nvidia-smi topo shows no NVLink: only the slower links are used")
         for row in groups:
             row["link"] = _without_nvlink(row["device"], row["devices_per_node"])
-    notes.append("the links are those of the usual server of this device; the network between nodes is not seen from here")
+    notes.append(
+        "the links are those of the usual server of this device; the network between nodes is not seen from here"
+    )
     table = {"name": platform.node() or "this machine", "group": groups}
     return Detected(Cluster.from_table(table), table, tuple(notes))
 
@@ -169,7 +171,9 @@ def _memory_limit(read: Callable[[str], str] | None = None) -> int:
     read = read or (lambda path: Path(path).read_text("utf-8") if Path(path).is_file() else "")
     total = re.search(r"MemTotal:\s+(\d+) kB", read("/proc/meminfo"))
     limits = [int(total[1]) * 1024] if total else [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    groups = [read(path).strip() for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    groups = [
+        read(path).strip() for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    ]
     return min([*limits, *(int(text) for text in groups if text.isdigit())])
 
 

@@ -28,7 +28,9 @@ class States:
     optimizer: float = 0.0
 
     def __add__(self, other: States) -> States:
-        return States(self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer)
+        return States(
+            self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer
+        )
 
 
 def plan_memory(plan: Plan, job: Job | None = None) -> list[StageMemory]:
@@ -51,7 +53,9 @@ def fits(memory: list[StageMemory]) -> None:
     """Raise `DoesNotFit`, naming the group that is shortest of memory and what fills it."""
     worst = max(memory, key=lambda m: m.short_by)
     if worst.short_by:
-        parts = {name: getattr(worst, name) for name in ("parameters", "gradients", "optimizer", "activations", "working")}
+        parts = {
+            name: getattr(worst, name) for name in ("parameters", "gradients", "optimizer", "activations", "working")
+        }
         largest = max(parts, key=lambda name: parts[name])
         problem = (
             f"does not fit: devices {worst.devices} need {size(worst.total)} of {size(worst.capacity)}, "
@@ -62,7 +66,9 @@ def fits(memory: list[StageMemory]) -> None:
 
 def _group_memory(job: Job, pipeline: Pipeline, group: int, groups: int) -> StageMemory:
     """All stages of one device group together: their states, and the activations of what is in flight."""
-    mine = [s for s in range(len(pipeline.stages)) if group_of_stage(pipeline.schedule, len(pipeline.stages), s) == group]
+    mine = [
+        s for s in range(len(pipeline.stages)) if group_of_stage(pipeline.schedule, len(pipeline.stages), s) == group
+    ]
     flight = in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
     states, activations, working = States(), 0.0, 0.0
     held = {layer.name for s in mine for layer in _stage_layers(job, pipeline.stages[s])}

@@ -50,7 +50,9 @@ def matmul(
     return Op(name, "matmul", 2.0 * k * n, k=k, n=n, scope=scope, weights=weights, keeps=tuple(keeps), tied=tied)
 
 
-def norm(name: str, width: int, kind: NormKind, *, bias: bool = True, per_token: int = 1, scope: Scope = "sequence") -> Op:
+def norm(
+    name: str, width: int, kind: NormKind, *, bias: bool = True, per_token: int = 1, scope: Scope = "sequence"
+) -> Op:
     """A norm keeps its statistics; its output is kept as the input of the next matrix product."""
     weights = Weight(width * (2 if kind == "layer" and bias else 1))
     statistics = Kept("statistics", per_token * (2 if kind == "layer" else 1), dtype="fp32", scope=scope)
@@ -185,7 +187,10 @@ class LatentAttention:
     def ops(self) -> tuple[Op, ...]:
         qk = self.heads * (self.nope_dim + self.rope_dim)
         v, up = self.heads * self.v_dim, self.heads * (self.nope_dim + self.v_dim)
-        q_kept, kv_kept = (Kept("q", qk, scope="tensor"),), (Kept("k", qk, scope="tensor"), Kept("v", v, scope="tensor"))
+        q_kept, kv_kept = (
+            (Kept("q", qk, scope="tensor"),),
+            (Kept("k", qk, scope="tensor"), Kept("v", v, scope="tensor")),
+        )
         ops = [residual(self.hidden), norm("norm", self.hidden, self.norm)]
         if self.q_rank:
             latent = Kept("q_latent", self.q_rank)
@@ -195,7 +200,9 @@ class LatentAttention:
         else:
             ops.append(matmul("q", self.hidden, qk, units=self.heads, keeps=q_kept))
         latent = Kept("kv_latent", self.kv_rank + self.rope_dim)
-        ops.append(matmul("kv_down", self.hidden, self.kv_rank + self.rope_dim, bias=self.bias, cut="none", keeps=(latent,)))
+        ops.append(
+            matmul("kv_down", self.hidden, self.kv_rank + self.rope_dim, bias=self.bias, cut="none", keeps=(latent,))
+        )
         ops.append(norm("kv_norm", self.kv_rank, "rms"))
         ops.append(matmul("kv_up", self.kv_rank, up, units=self.heads, keeps=kv_kept))
         core = core_keeps(v, self.heads, 0.0)
@@ -220,7 +227,9 @@ class Mlp:
     def feed_forward(self) -> list[Op]:
         """The feed-forward operators without the norm before them."""
         wide = self.width * (2 if self.gated else 1)
-        up = matmul("up", self.hidden, wide, bias=self.bias, units=self.width, keeps=(Kept("up", wide, scope="tensor"),))
+        up = matmul(
+            "up", self.hidden, wide, bias=self.bias, units=self.width, keeps=(Kept("up", wide, scope="tensor"),)
+        )
         activated = [Kept("activated", self.width, dtype="matmul", scope="tensor")]
         if self.inner_dropout:
             activated.append(Kept("inner_mask", self.width, dtype="byte", scope="tensor"))
@@ -281,7 +290,10 @@ class Moe:
     def ops(self) -> tuple[Op, ...]:
         inner, routed = self.inner, self.rows
         ops = [residual(self.hidden), norm("norm", self.hidden, self.norm)]
-        router_keeps = (Kept("router_logits", self.experts, dtype="fp32"), Kept("router_weights", self.top_k, dtype="fp32"))
+        router_keeps = (
+            Kept("router_logits", self.experts, dtype="fp32"),
+            Kept("router_weights", self.top_k, dtype="fp32"),
+        )
         ops.append(matmul("router", self.hidden, self.experts, cut="none", keeps=router_keeps))
         if self.bottleneck:
             ops.append(matmul("descend", self.hidden, inner, cut="none"))
@@ -304,7 +316,9 @@ class Moe:
 
         def grouped(name: str, k: int, n: int, keeps: tuple[Kept, ...]) -> Op:
             weights = (Weight(self.experts * k * n, "expert", experts=self.experts),)
-            return Op(name, "matmul", 2.0 * routed * k * n, k=k, n=n, scope="routed_tensor", weights=weights, keeps=keeps)
+            return Op(
+                name, "matmul", 2.0 * routed * k * n, k=k, n=n, scope="routed_tensor", weights=weights, keeps=keeps
+            )
 
         up_kept = (Kept("expert_up", routed * wide, scope="routed_tensor"),)
         act_kept = (Kept("expert_activated", routed * self.width, dtype="matmul", scope="routed_tensor"),)

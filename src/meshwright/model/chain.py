@@ -92,7 +92,9 @@ class Model:
     def parameters(self) -> int:
         """Every trained parameter once; tied weights count once."""
         # Blocks share their operators: count each kind of block once.
-        counted = {id(layer.ops): layer.parameters for layer in {id(layer.ops): layer for layer in self.layers}.values()}
+        counted = {
+            id(layer.ops): layer.parameters for layer in {id(layer.ops): layer for layer in self.layers}.values()
+        }
         return sum(counted[id(layer.ops)] for layer in self.layers)
 
     @cached_property
@@ -132,7 +134,9 @@ class Model:
     def check_seq_len(self, seq_len: int) -> None:
         """Refuse a length the model cannot take at all."""
         if self.tokens and seq_len != self.tokens:
-            raise InputError(f"{self.name} has {self.tokens} tokens per sample, fixed by its input", valid=str(self.tokens))
+            raise InputError(
+                f"{self.name} has {self.tokens} tokens per sample, fixed by its input", valid=str(self.tokens)
+            )
         if self.learned_positions and seq_len > self.max_seq_len:
             problem = f"{self.name} has learned positions for {self.max_seq_len} tokens, not {seq_len}"
             raise InputError(problem, valid=f"1 to {self.max_seq_len}")

@@ -14,7 +14,9 @@ from typing import Literal
 from meshwright.errors import InputError
 from meshwright.model.precision import precision
 
-LayerKind = Literal["embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"]
+LayerKind = Literal[
+    "embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"
+]
 OpKind = Literal["matmul", "attention", "norm", "elementwise", "lookup", "loss", "traced"]
 # How the degrees cut a tensor or the work on it:
 #   sequence       each token once per context-parallel rank; over tp too under sequence parallelism

@@ -16,14 +16,14 @@ from meshwright.plan.spans import layer_range
 from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
 from meshwright.units import size
 
-# Dark and light pairs that stay apart for colour-blind readers; the letters say the same without colour.
-_COLOURS = ("blue", "dark_orange3", "green4", "magenta3", "cyan4", "yellow4", "red3", "grey50")
+# Dark enough for white letters, and apart for colour-blind readers; the letters say the same without colour.
+_COLOURS = ("#3b6ea8", "#c4622d", "#3a7d44", "#8e4585", "#2a8b8b", "#7d7a2c", "#a83b3b", "#6b6b6b")
 _MEMORY = (
-    ("parameters", "p", "blue"),
-    ("gradients", "g", "cyan4"),
-    ("optimizer", "o", "green4"),
-    ("activations", "a", "dark_orange3"),
-    ("working", "w", "magenta3"),
+    ("parameters", "p", "#3b6ea8"),
+    ("gradients", "g", "#2a8b8b"),
+    ("optimizer", "o", "#3a7d44"),
+    ("activations", "a", "#c4622d"),
+    ("working", "w", "#8e4585"),
 )
 _BAR = 40
 
@@ -81,7 +81,9 @@ def _colour(letters: dict[str, str], text: str) -> str:
 
 def _title(plan: Plan, job: Job) -> Text:
     title = Text(f"{job.model.name} on {job.cluster.name}", style="bold")
-    title.append(f"   batch {job.global_batch} x {job.seq_len} tokens, {job.precision}, {job.optimizer}", style="not bold")
+    title.append(
+        f"   batch {job.global_batch} x {job.seq_len} tokens, {job.precision}, {job.optimizer}", style="not bold"
+    )
     idle = job.cluster.devices - plan.devices
     title.append(f"   {plan.devices} devices" + (f", {idle} idle" if idle else ""), style="not bold")
     return title

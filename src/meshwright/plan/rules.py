@@ -110,7 +110,9 @@ def layer_cover(case: Case) -> Iterator[Broken]:
                 following = max(following, found.stop)
         if following < len(layers):
             last = f"pipelines[{p}].stages[{len(pipeline.stages) - 1}].spans"
-            yield Broken(last, f"ends before {layers[following].name}, which is in no stage", f"to end at {layers[-1].name}")
+            yield Broken(
+                last, f"ends before {layers[following].name}, which is in no stage", f"to end at {layers[-1].name}"
+            )
 
 
 def device_sets(case: Case) -> Iterator[Broken]:
@@ -132,7 +134,9 @@ def device_sets(case: Case) -> Iterator[Broken]:
             for rank in ranks:
                 other = owners.setdefault(rank, (field, stage.devices, p))
                 if other[1] != stage.devices or other[2] != p:
-                    yield Broken(field, f"device {rank} is also in {other[0]} ({other[1]})", "the same devices, or others")
+                    yield Broken(
+                        field, f"device {rank} is also in {other[0]} ({other[1]})", "the same devices, or others"
+                    )
                     break
 
 
@@ -150,7 +154,9 @@ def axis_order(case: Case) -> Iterator[Broken]:
     """`order` names each axis once."""
     for field, _, _, span in case.spans:
         if sorted(span.order) != sorted(DEFAULT_ORDER):
-            yield Broken(f"{field}.order", f"{'-'.join(span.order)} does not name each axis once", "-".join(DEFAULT_ORDER))
+            yield Broken(
+                f"{field}.order", f"{'-'.join(span.order)} does not name each axis once", "-".join(DEFAULT_ORDER)
+            )
 
 
 def batch(case: Case) -> Iterator[Broken]:
@@ -171,9 +177,8 @@ def batch(case: Case) -> Iterator[Broken]:
 def _shares(field: str, samples: int, span: Span) -> Iterator[Broken]:
     if span.shares:
         if len(span.shares) != span.dp or sum(span.shares) != samples:
-            problem = (
-                f"{len(span.shares)} shares of {sum(span.shares)} samples for dp {span.dp} and micro-batches of {samples}"
-            )
+            given = f"{len(span.shares)} shares of {sum(span.shares)} samples"
+            problem = f"{given} for dp {span.dp} and micro-batches of {samples}"
             yield Broken(f"{field}.shares", problem, f"{span.dp} numbers that sum to {samples}")
     elif samples % span.dp:
         problem = f"dp {span.dp} does not divide a micro-batch of {samples} samples"
@@ -200,9 +205,8 @@ def heads(case: Case) -> Iterator[Broken]:
             if not layer.heads:
                 continue
             if layer.heads % cut:
-                problem = (
-                    f"tp {span.tp} x ulysses {span.ulysses} = {cut} does not divide the {layer.heads} heads of {layer.name}"
-                )
+                product = f"tp {span.tp} x ulysses {span.ulysses} = {cut}"
+                problem = f"{product} does not divide the {layer.heads} heads of {layer.name}"
                 yield Broken(field, problem, f"a divisor of {layer.heads}")
                 break
             if layer.kv_heads % cut and cut % layer.kv_heads:
@@ -337,7 +341,9 @@ def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
         yield Broken(field.replace("schedule", "micro_batches"), problem, f"{len(stages)} or more")
     rounds = max(1, pipeline.micro_batches // groups)
     if schedule.name in {"interleaved", "zero-bubble"} and schedule.virtual > 1 and pipeline.micro_batches % rounds:
-        problem = f"{pipeline.micro_batches} micro-batches do not divide into {rounds} rounds over {groups} device groups"
+        problem = (
+            f"{pipeline.micro_batches} micro-batches do not divide into {rounds} rounds over {groups} device groups"
+        )
         yield Broken(field.replace("schedule", "micro_batches"), problem, f"a multiple of {groups}")
 
 

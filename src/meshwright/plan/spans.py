@@ -52,7 +52,9 @@ def device_ranks(text: str) -> tuple[int, ...]:
         low = int(match[1])
         high, step = int(match[2] or low), int(match[3] or 1)
         if high < low or step < 1 or high >= MOST_DEVICES:
-            raise InputError(f"'{shorten(part)}' is not a range of devices", valid=f"0 to {MOST_DEVICES - 1}, low to high")
+            raise InputError(
+                f"'{shorten(part)}' is not a range of devices", valid=f"0 to {MOST_DEVICES - 1}, low to high"
+            )
         ranks.extend(range(low, high + 1, step))
     if len(set(ranks)) != len(ranks):
         raise InputError(f"'{shorten(text)}' names a device twice")

@@ -43,7 +43,8 @@ class Strategy(Table, frozen=True, kw_only=True):
         Meta(description="ZeRO level: shards optimizer states (1), gradients (2), parameters (3)"),
     ] = 0
     zero_group: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="devices that share one set of shards; 0: all replicas (hybrid if fewer)")
+        int,
+        Meta(ge=0, le=1_000_000, description="devices that share one set of shards; 0: all replicas (hybrid if fewer)"),
     ] = 0
     tp: Annotated[Degree, Meta(description="tensor parallelism")] = 1
     sp: Annotated[bool, Meta(description="sequence parallelism over the tensor-parallel devices")] = False
@@ -84,7 +85,15 @@ class Strategy(Table, frozen=True, kw_only=True):
     def slice_of(self, samples: int, seq_len: int, precision: str) -> Slice:
         """The piece of a micro-batch of `samples` that one device works on."""
         return Slice(
-            self.largest_share(samples), seq_len, precision, self.tp, self.sp, self.ulysses, self.ring, self.ep, self.etp
+            self.largest_share(samples),
+            seq_len,
+            precision,
+            self.tp,
+            self.sp,
+            self.ulysses,
+            self.ring,
+            self.ep,
+            self.etp,
         )
 
 

@@ -21,7 +21,9 @@ def bert_layers(f: Fields) -> list[Layer]:
         dropout=dropout, score_dropout=f.fraction("attention_probs_dropout_prob"),
     )  # fmt: skip
     mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
-    embed = embedding(Place("embed"), vocab, hidden, positions=positions, types=types, norm_kind="layer", dropout=dropout)
+    embed = embedding(
+        Place("embed"), vocab, hidden, positions=positions, types=types, norm_kind="layer", dropout=dropout
+    )
     next_sentence = "BertForMaskedLM" not in (f["architectures"] or [])
     tied = f.flag("tie_word_embeddings", True)
     head = _masked_language_head(vocab, hidden, "embed" if tied else "")

@@ -13,7 +13,11 @@ LayerAt = Callable[[Place], Layer]
 
 
 def chain(
-    embed: Layer, blocks: int, attention: Callable[[int], LayerAt], feed_forward: Callable[[int], LayerAt], end: list[Layer]
+    embed: Layer,
+    blocks: int,
+    attention: Callable[[int], LayerAt],
+    feed_forward: Callable[[int], LayerAt],
+    end: list[Layer],
 ) -> list[Layer]:
     """embed, then attention and feed-forward of every block, then the end."""
     layers = [embed]

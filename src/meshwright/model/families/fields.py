@@ -81,14 +81,18 @@ class Fields:
 
     def divides(self, part: str, part_value: int, whole: str, whole_value: int) -> None:
         if not self.missing and whole_value % part_value:
-            raise InputError(f"{whole} {whole_value} is not a multiple of {part} {part_value}", file=self.file, field=part)
+            raise InputError(
+                f"{whole} {whole_value} is not a multiple of {part} {part_value}", file=self.file, field=part
+            )
 
     def require_complete(self) -> None:
         """Raise one error for every required field that was not there."""
         if self.missing:
             missing = ", ".join(dict.fromkeys(self.missing))
             family = self._config.get("model_type", "?")
-            raise InputError(f"a {family} config needs these fields too: {missing}", file=self.file, field=self.missing[0])
+            raise InputError(
+                f"a {family} config needs these fields too: {missing}", file=self.file, field=self.missing[0]
+            )
 
     def _refuse(self, name: str, value: Any, valid: str) -> None:
         raise InputError(f"is {shorten(repr(value), 40)}", file=self.file, field=name, valid=valid)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.errors import InputError
-from meshwright.model.blocks import Attention, Mlp, Place, core_keeps, final_norm, matmul, norm, relative_table, residual
+from meshwright.model.blocks import (
+    Attention,
+    Mlp,
+    Place,
+    core_keeps,
+    final_norm,
+    matmul,
+    norm,
+    relative_table,
+    residual,
+)
 from meshwright.model.families.decoder import chain
 from meshwright.model.families.fields import Fields
 from meshwright.model.layer import Kept, Layer, Op, Weight
@@ -53,7 +63,12 @@ def swin_layers(f: Fields) -> list[Layer]:
             block = f"stage.{stage}.block.{i}"
             layers.append(_window_attention(f, block, width, stage_heads, window, side))
             mlp = Mlp(
-                width, int(width * ratio), gated=False, norm="layer", bias=True, dropout=f.fraction("hidden_dropout_prob")
+                width,
+                int(width * ratio),
+                gated=False,
+                norm="layer",
+                bias=True,
+                dropout=f.fraction("hidden_dropout_prob"),
             )
             layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False, tokens=side**2)))
         if stage < len(depths) - 1:
@@ -113,7 +128,14 @@ def _classifier(hidden: int, labels: int) -> Layer:
     weights = (Weight(hidden * labels + labels),)
     kept = (Kept("pooled", per_sample=hidden), Kept("logits", per_sample=labels, dtype="fp32"))
     ops = (
-        Op("classify", "elementwise", scope="sequence", flops_per_sample=2.0 * hidden * labels, weights=weights, keeps=kept),
+        Op(
+            "classify",
+            "elementwise",
+            scope="sequence",
+            flops_per_sample=2.0 * hidden * labels,
+            weights=weights,
+            keeps=kept,
+        ),
         Op("loss", "loss", scope="sequence"),
     )
     return Layer("head", "head", ops, 0.0, width_in=hidden)

@@ -37,7 +37,12 @@ def presets() -> dict[str, Preset]:
         if file.name.endswith(".json"):
             for name, entry in json.loads(file.read_text("utf-8")).items():
                 found[name] = Preset(
-                    name, entry["title"], entry["source"], tuple(entry["aliases"]), entry["architecture"], entry["config"]
+                    name,
+                    entry["title"],
+                    entry["source"],
+                    tuple(entry["aliases"]),
+                    entry["architecture"],
+                    entry["config"],
                 )
     return found
 
@@ -52,7 +57,9 @@ def find_preset(name: str) -> Preset:
     key = _by_spelling().get(plain(name.rsplit("/", 1)[-1]))
     if key is None:
         known = [*presets(), *(alias for p in presets().values() for alias in p.aliases)]
-        raise UnknownName("model", name, known, see="a name listed by 'meshwright models', or the path of a config.json")
+        raise UnknownName(
+            "model", name, known, see="a name listed by 'meshwright models', or the path of a config.json"
+        )
     return presets()[key]
 
 

@@ -1,0 +1,124 @@
+"""Every user mistake: exit code 2, one line that names file and field, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+
+PLAN = {"model": "tiny-llama", "cluster": "4xh100", "global_batch": 8}
+
+
+def mistake(done, *words: str) -> None:  # type: ignore[no-untyped-def]
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["models", "lama3-70b"], ["llama3-70b"]),
+        (["clusters", "8x8xh10"], ["h100"]),
+        (["modelz"], ["did you mean models"]),
+        (["models", "--jsn"], ["--json", "--help"]),
+        (["models", "gpt2", "--seq", "2048"], ["1024"]),
+        (["models", "gpt2", "--seq", "-5"], ["--seq"]),
+        (["check"], ["PLAN"]),
+        (["check", "nowhere.json"], ["nowhere.json", "no such file"]),
+        (["check", "."], ["folder"]),
+        (["show", "nowhere.json"], ["nowhere.json"]),
+        (["clusters", "nowhere.toml"], ["nowhere.toml", "no such file"]),
+        (["models", "nowhere/config.json"], ["no such file"]),
+        (["clusters", "local:0"], ["local:1"]),
+        (["completion", "tcsh"], ["bash"]),
+    ],
+)
+def test_arguments(meshwright: Run, arguments: list[str], words: list[str]) -> None:
+    mistake(meshwright(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["plan.json", "empty"]),
+        (b"  \n\t ", ["plan.json", "empty"]),
+        (b'{"tp": 4,}', ["plan.json:1:10", "malformed JSON"]),
+        (b'{\n  "tp": 4\n  "pp": 2\n}', ["plan.json:3:3", "malformed JSON"]),
+        (b'{"tp": 4', ["plan.json:1:9"]),
+        (b"\xff\xfe\x00tp", ["plan.json", "UTF-8", "0xff"]),
+        (b'"just text"', ["plan.json", "expected an object"]),
+        (b"[1, 2]", ["plan.json", "expected an object"]),
+        (b'{"tp": 4, "tp": 8}', ["plan.json", "tp", "twice"]),
+        (b'{"tp": NaN}', ["plan.json", "NaN"]),
+        (b"[" * 100_000, ["plan.json", "malformed JSON"]),
+        (b'{"tp": ' + b"9" * 6000 + b"}", ["plan.json"]),
+        (b"\xef\xbb\xbf{}", ["model", "required"]),  # a byte-order mark is no mistake
+        (json.dumps({**PLAN, "tp": 1e400}).encode(), ["plan.json"]),
+        (json.dumps({**PLAN, "dp": 10**15}).encode(), ["plan.json", "dp"]),
+        (json.dumps({**PLAN, "seq_len": -1}).encode(), ["plan.json", "seq_len"]),
+        (json.dumps({**PLAN, "model": "lama"}).encode(), ["plan.json", "model", "llama"]),
+        (json.dumps({**PLAN, "model": {"model_type": "mamba"}}).encode(), ["model_type", "not supported"]),
+        (json.dumps({**PLAN, "cluster": {"group": [{"device": "h100", "nodes": 0}]}}).encode(), ["nodes"]),
+        (json.dumps({**PLAN, "schedule": "1f2b"}).encode(), ["schedule", "1f1b"]),
+        (json.dumps({**PLAN, "tp": 3}).encode(), ["rule: degrees"]),
+    ],
+)
+@pytest.mark.parametrize("verb", ["check", "show"])
+def test_plan_files(meshwright: Run, tmp_path: Path, content: bytes, words: list[str], verb: str) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    mistake(meshwright(verb, "plan.json"), *words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["empty"]),
+        (b"group = 3", ["group"]),
+        (b"[[group]]\nnodes = \n", [":2:9", "malformed TOML"]),
+        (b"\x80", ["UTF-8"]),
+        (b"name = 'x'\n", ["group", "required"]),
+    ],
+)
+def test_cluster_files(meshwright: Run, tmp_path: Path, content: bytes, words: list[str]) -> None:
+    (tmp_path / "c.toml").write_bytes(content)
+    mistake(meshwright("clusters", "c.toml"), "c.toml", *words)
+
+
+def test_errors_as_json(meshwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "zero": 9}))
+    done = meshwright("check", "plan.json", "--json")
+    assert done.returncode == 2
+    facts = json.loads(done.stdout)
+    assert (facts["file"], facts["field"], facts["valid"]) == ("plan.json", "zero", "0, 1, 2, 3")
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "tp": 3}))
+    assert json.loads(meshwright("check", "plan.json", "--json").stdout)["rule"] == "degrees"
+    assert "llama3-70b" in json.loads(meshwright("models", "lama3-70b", "--json").stdout)["closest"]
+
+
+def test_unwritable_output_leaves_nothing(meshwright: Run, tmp_path: Path) -> None:
+    mistake(meshwright("cluster", "detect", "-o", "no/such/folder/c.toml"), "c.toml", "cannot be written")
+    mistake(meshwright("cluster", "detect", "-o", str(tmp_path)), "cannot be written")
+    mistake(meshwright("cluster", "detect", "-o", "/proc/c.toml"), "cannot be written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unreadable_file(meshwright: Run) -> None:
+    mistake(meshwright("check", "/proc/self/mem"), "/proc/self/mem", "cannot be read")
+
+
+def test_a_closed_pipe_is_no_error(meshwright: Run, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -c 'from meshwright.cli import main; main()' models llama3.1-405b --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{"
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr

@@ -1,0 +1,173 @@
+"""The promises of the architecture: order of the rooms, no torch while planning, fast start, live links."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PLANNING = [
+    ["models"],
+    ["models", "llama3-70b", "--json"],
+    ["clusters"],
+    ["clusters", "8x8xh100", "--json"],
+    ["cluster", "detect"],
+    ["check", str(ROOT / "examples/llama3-70b.json")],
+    ["show", str(ROOT / "examples/llama3-70b.json")],
+    ["schema"],
+    ["--help"],
+]
+
+
+@pytest.mark.parametrize("verb", PLANNING, ids=lambda verb: " ".join(Path(word).name for word in verb))
+def test_planning_verbs_never_import_torch(verb: list[str], tmp_path: Path) -> None:
+    """A torch that fails on import stands first on the path; transformers and numpy too."""
+    for name in ("torch", "transformers", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
+    setup = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['meshwright', *{verb!r}]"
+    code = f"{setup}; from meshwright.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def cpu_seconds(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    "verb", [None, *PLANNING], ids=lambda verb: " ".join(Path(w).name for w in verb) if verb else "import"
+)
+def test_starts_in_under_0_4_seconds_of_cpu(verb: list[str] | None) -> None:
+    command = [sys.executable, "-c", "import meshwright"]
+    if verb is not None:
+        command = [sys.executable, "-c", "from meshwright.cli import main; main()", *verb]
+    assert min(cpu_seconds(command) for _ in range(3)) < 0.4
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def copy_of_the_source(folder: Path) -> Path:
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("model/layer.py", "from meshwright.plan import Plan"),
+        ("cluster/device.py", "import meshwright.cost"),
+        ("plan/job.py", "from meshwright.cost.memory import plan_memory"),
+        ("cost/memory.py", "import meshwright.cli"),
+        ("errors.py", "import meshwright.files"),
+        ("plan/job.py", "import torch"),
+        ("attic/__init__.py", "VALUE = 1"),  # a room nobody has placed in the order
+    ],
+)
+def test_a_room_that_imports_one_below_it_is_caught(tmp_path: Path, file: str, line: str) -> None:
+    folder = copy_of_the_source(tmp_path)
+    path = folder / "src/meshwright" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((path.read_text() if path.exists() else "") + f"\n{line}\n")
+    assert lint_imports(folder).returncode == 1
+
+
+PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Relative links and their anchors, in the README too, which the documentation tool does not see."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"!?\[[^\]]*\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{page.name}: {target}"
+
+
+def test_a_dead_link_fails_the_documentation_build(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build"))
+    page = tmp_path / "docs/architecture.md"
+    page.write_text(page.read_text() + "\n[nowhere](no-such-page.md)\n")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "docs", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "no-such-page" in done.stderr
+
+
+def test_every_dependency_is_justified() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] + [d for extra in project["optional-dependencies"].values() for d in extra]
+    page = (ROOT / "docs/dependencies.md").read_text()
+    names = {re.split(r"[\[<>=]", d)[0] for d in listed} - {"meshwright"}
+    assert {name for name in names if f"`{name}`" not in page} == set()
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    assert {name.lower() for name in names} - pinned == set()
+
+
+def test_every_room_has_a_page() -> None:
+    rooms = [p.parent.name for p in (ROOT / "src/meshwright").glob("*/__init__.py")]
+    assert {room for room in rooms if not (ROOT / "docs" / f"{room}.md").exists()} == set()
+
+
+def test_no_path_of_a_machine_is_committed() -> None:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    pattern = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+|opt/\w+)/")
+    here = Path(__file__).name
+    for name in done.stdout.split("\0"):
+        path = ROOT / name
+        if (
+            name
+            and path.is_file()
+            and path.suffix in {".py", ".md", ".toml", ".json", ".txt", ""}
+            and path.name != here
+        ):
+            assert not pattern.search(path.read_text("utf-8", "replace")), name
+
+
+def test_the_picture_in_the_readme_is_what_show_draws() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    from pictures import picture_of
+
+    assert (ROOT / "docs/images/plan.svg").read_text() == picture_of(ROOT / "examples/llama3-70b.json")
+
+
+def test_json_presets_and_examples_are_plain_json() -> None:
+    for path in [*(ROOT / "src").rglob("*.json"), *(ROOT / "examples").glob("*.json")]:
+        json.loads(path.read_text())
