@@ -5,7 +5,7 @@ VENV   ?= .venv
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test lint bench docs clean light run dev system
 
@@ -23,7 +23,7 @@ $(VENV)/.light: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.light
-	@echo "setting up: torch (this one is large)"
+	@echo "setting up: torch (large: a minute or more)"
 	@$(PIP) --editable '.[run]'
 	@touch $@
 
@@ -45,7 +45,7 @@ lint: $(VENV)/.dev  ## format, lint, types, order of the rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
