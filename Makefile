@@ -55,7 +55,7 @@ test: lint docs  ## everything CI checks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
 	$(BIN)/python tests/line_count.py
 
-bench: $(VENV)/.light  ## measurements; each prints the peer and us
+bench: $(VENV)/.dev  ## measurements; each prints the peer and us
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove everything that make has built
