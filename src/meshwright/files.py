@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshwright.errors import InputError
+
+_DEEPEST = 64  # levels of nesting; far beyond any document of ours
 
 
 def read_text(path: str | Path) -> str:
@@ -48,14 +51,32 @@ def parse_json(text: str, name: str = "") -> Any:
     def no_constant(constant: str) -> NoReturn:
         raise InputError(f"{constant} is not a JSON number", file=name)
 
+    def finite(digits: str) -> float:
+        if math.isinf(value := float(digits)):
+            raise InputError(f"{digits[:20]} is too large for a number", file=name)
+        return value
+
     try:
-        return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
+        value = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
+        _check_depth(value)
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise InputError(f"malformed JSON: {error.msg}", file=name, line=error.lineno, column=error.colno) from None
+        problem = f"malformed JSON: {error.msg}"
+        raise InputError(problem, file=name, line=error.lineno, column=error.colno) from None
     except RecursionError:
-        raise InputError("malformed JSON: nested too deeply", file=name) from None
+        raise InputError(f"malformed JSON: nested deeper than {_DEEPEST} levels", file=name) from None
+    except UnicodeEncodeError:
+        raise InputError("malformed JSON: a string holds half of a surrogate pair", file=name) from None
     except ValueError as error:  # an integer with more digits than Python converts
         raise InputError(f"malformed JSON: {error}", file=name) from None
+    return value
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    if depth > _DEEPEST:
+        raise RecursionError
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(item, depth + 1)
 
 
 def parse_toml(text: str, name: str = "") -> dict[str, Any]:
@@ -82,21 +103,30 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write beside the target, then rename: readers see the old file or the new one, never half."""
-    target = Path(path)
+    """Write beside the target, then rename: readers see the old file or the new one, never half.
+
+    Links are followed; what is no regular file (a pipe, a device) is written to, not replaced.
+    """
+    content = text.encode()
+    target = Path(os.path.realpath(path))
     temporary = ""
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(content)
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, target.stat().st_mode if target.exists() else 0o666 & ~_umask())
         os.replace(temporary, target)
+        temporary = ""
     except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+    finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
 
 
 def _umask() -> int:

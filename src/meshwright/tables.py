@@ -39,7 +39,7 @@ def _explain(message: str, table: object, kind: Any, file: str, prefix: str) -> 
     problem, path = match["problem"], (match["path"] or "$")[1:].lstrip(".")
     place = _type_at(kind, path)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.S):
-        names = [f.name for f in msgspec.structs.fields(place)] if _is_table(place) else []
+        names = [f.encode_name for f in msgspec.structs.fields(place)] if _is_table(place) else []
         near = closest_names(unknown[1], names, limit=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return _at(f"unknown field '{shorten(unknown[1])}'{hint}", file, prefix, path, ", ".join(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_clusters(meshwright: Run) -> None:
 def test_clusters_list(meshwright: Run) -> None:
     rows = json.loads(meshwright("clusters", "--json").stdout)
     assert len(rows) > 30
-    assert "NVIDIA H100" in meshwright("clusters").stdout
+    assert "NVIDIA H100 SXM5 80 GB" in meshwright("clusters", env={**os.environ, "COLUMNS": "160"}).stdout
 
 
 def test_detect_writes_a_cluster_that_loads(meshwright: Run, tmp_path: Path) -> None:
@@ -122,8 +123,6 @@ def test_completion(meshwright: Run, shell: str) -> None:
 
 
 def test_completion_knows_names(meshwright: Run) -> None:
-    import os
-
     environment = {
         **os.environ,
         "_MESHWRIGHT_COMPLETE": "bash_complete",

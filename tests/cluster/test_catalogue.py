@@ -113,3 +113,16 @@ def test_rails_grow_with_the_node_and_shared_adapters_do_not() -> None:
         Cluster.preset("2x8xtitan-xp").groups[0].network.aggregate
         == Cluster.preset("2x4xtitan-xp").groups[0].network.aggregate
     )
+
+
+@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("each", [1, 2, 3, 4, 8, 16])
+def test_links_inside_a_node_stay_inside(name: str, each: int) -> None:
+    """Whatever the size of the node: devices of two nodes meet on the network, or on a domain wider than a node."""
+    cluster = Cluster.preset(f"2x{each}x{name}")
+    usual = Cluster.preset(f"2x{each}x{name}").groups[0]
+    wide = {link.kind for link in usual.links if link.span and not link.inside_node}
+    for a in range(each):
+        for b in range(each, 2 * each):
+            assert cluster.link(a, b).kind in {usual.network.kind, *wide}, (a, b)
+    assert wide <= ({"nvlink"} if name in {"gb200", "gb300"} else {"ici"})

@@ -99,3 +99,26 @@ def test_a_control_group_lowers_the_memory() -> None:
     assert _memory_limit(lambda path: files.get(path, "")) == 2**30
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert _memory_limit(lambda path: files.get(path, "")) == 8 * 2**30
+
+
+def test_visible_devices(tool, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    tool("nvidia-smi", nvidia(["NVIDIA H100 80GB HBM3, 81559", "NVIDIA L4, 23034", "NVIDIA L4, 23034"], H100_TOPOLOGY))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    assert [g.device.name for g in detect().cluster.groups] == ["l4"]
+
+
+def test_a_broken_driver_is_said(tool) -> None:  # type: ignore[no-untyped-def]
+    tool("nvidia-smi", "exit 18")
+    assert any("nvidia-smi is installed but shows no device" in note for note in detect().notes)
+
+
+def test_memory_that_is_not_known(tool) -> None:  # type: ignore[no-untyped-def]
+    card = '{"Card Series": "AMD Instinct MI300X", "VRAM Total Memory (B)": "N/A"}'
+    tool("rocm-smi", f"printf '%s' '{{\"card0\": {card}}}'")
+    assert detect().cluster.device(0).name == "cpu"
+
+
+def test_mixed_devices_without_nvlink(tool) -> None:  # type: ignore[no-untyped-def]
+    rows = ["NVIDIA A100-SXM4-80GB, 81920"] * 2 + ["NVIDIA H100 80GB HBM3, 81559"]
+    tool("nvidia-smi", nvidia(rows, PCIE_TOPOLOGY))
+    assert [g.devices for g in detect().cluster.groups] == [2, 1]

@@ -58,14 +58,21 @@ def test_strings_mean_what_they_say(groups: list[tuple[int, int, str]]) -> None:
 
 
 def test_shorter_strings() -> None:
-    assert Cluster.preset("8xh100").devices == 8
-    assert Cluster.preset("h100").devices == 1
-    assert Cluster.preset("8xh100").groups[0].nodes == 1
+    """So many devices mean the servers they are sold in: nobody has 64 devices in one node."""
+    for text, nodes, each in (
+        ("h100", 1, 1),
+        ("8xh100", 1, 8),
+        ("64xh100", 8, 8),
+        ("8xgb200", 2, 4),
+        ("4 x H100", 1, 4),
+    ):
+        group = Cluster.preset(text).groups[0]
+        assert (group.nodes, group.devices_per_node) == (nodes, each), text
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "8x8", "8x8xh10", "8x8xh100+", "+h100", "0x8xh100", "8x0xh100", "-1x8xh100", "1.5x8xh100",
-             "9999999x9999999xh100", "9" * 5000 + "xh100", "8x8x8xh100", "8x8xh100;rm", "8×8×h100"],
+             "9999999x9999999xh100", "9" * 5000 + "xh100", "8x8x8xh100", "8x8xh100;rm", "8×8×h100", "12xh100", "٣xh100"],
 )  # fmt: skip
 def test_bad_strings(text: str) -> None:
     with pytest.raises(InputError) as caught:

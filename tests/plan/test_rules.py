@@ -193,7 +193,7 @@ SHORT = {"model": "llama3-70b", "cluster": "2x8xh100", "global_batch": 64, "seq_
         ({"model": "tiny-moe", "seq_len": 256, "etp": 3, "cluster": "1x3xh100", "global_batch": 3}, "widths"),
         ({"model": {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2,
                        "num_attention_heads": 8, "intermediate_size": 100}, "tp": 8, "dp": 2}, "widths"),
-        ({"pp": 100, "cluster": "100xh100"}, "stages"),
+        ({"pp": 100, "cluster": "10x10xh100"}, "stages"),
         ({"cluster": "2x8xv100-32gb"}, "precision-supported"),  # bfloat16 on V100
     ],
 )  # fmt: skip

@@ -1,19 +1,23 @@
 """How a person says it: one thin file per verb, no logic.
 
-Exit codes: 0 done, 1 the job cannot be done, 2 bad input. Errors go to standard error in one line;
+Exit codes: 0 done, 1 the job cannot be done, 2 bad input, 70 a bug of ours. Errors go to standard error in one line;
 with --json also to standard output as an object.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from importlib import import_module
 
 import click
 
 from meshwright import __version__
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, closest_names
+
+BUG = 70  # exit code of a mistake of ours, apart from 1 (does not fit) and 2 (bad input)
 
 # verb -> module that holds it; a verb's file is imported only when it is used
 VERBS = {
@@ -69,20 +73,33 @@ def cli() -> None:
 
 def main() -> None:
     """The console script: every user mistake becomes one clear message and an exit code."""
+    if sys.stdout is None:  # closed by the caller: nobody is listening
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process ends
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
     try:
         code = cli.main(standalone_mode=False, prog_name="meshwright")
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as helping:
+        click.echo(helping.format_message())
+        sys.exit(0)
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "meshwright"
         _fail(InputError(f"{error.format_message()} See '{verb} --help'."))
     except MeshwrightError as error:
         _fail(error)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; nothing is left to say
-        sys.exit(0)
+        _leave_quietly(0)  # the reader has gone; nothing is left to say
+    except OSError as error:
+        click.echo(f"error: standard output: cannot be written: {error.strerror or error}", err=True)
+        _leave_quietly(2)
+    except Exception:
+        traceback.print_exc()
+        click.echo("error: this is a bug in meshwright; please report it with the lines above", err=True)
+        sys.exit(BUG)
 
 
 def _fail(error: MeshwrightError) -> None:
@@ -90,3 +107,9 @@ def _fail(error: MeshwrightError) -> None:
         click.echo(json.dumps(error.as_json()))
     click.echo(f"error: {error}", err=True)
     sys.exit(error.exit_code)
+
+
+def _leave_quietly(code: int) -> None:
+    """Exit without the interpreter trying to flush what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

@@ -7,15 +7,16 @@ from typing import Any
 import click
 import msgspec
 
-from meshwright.cli.common import as_json, console, job_options, load_plan, print_json
+from meshwright.cli.common import as_json, job_options, load_plan, print_json
 from meshwright.cost import fits, plan_memory
+from meshwright.plan.estimate import StageMemory
 from meshwright.units import size
 
 EPILOG = """
 \b
 Examples:
   meshwright check plan.json
-  meshwright check short.json --model llama3-70b --cluster 8x8xh100 --batch 512 --seq 8192
+  meshwright check tp=8,pp=4 --model llama3-70b --cluster 8x8xh100 --batch 512 --seq 8192
 \b
 A short plan of a few lines is enough:
   {"model": "llama3-70b", "cluster": "8x8xh100", "global_batch": 512, "seq_len": 8192,
@@ -30,28 +31,33 @@ Exit codes: 0 valid and fits, 1 valid but does not fit, 2 not valid (names the r
 @job_options
 @as_json
 def command(plan: str, json_: bool, **options: Any) -> None:
-    """Check a plan: every rule it must keep, and whether it fits into memory."""
+    """Check a plan: every rule it must keep, and whether it fits into memory.
+
+    PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
+    """
     document, job = load_plan(plan, options)
     memory = plan_memory(document, job)
-    worst = max(memory, key=lambda row: row.total / row.capacity)
-    if json_:
-        rows = [msgspec.to_builtins(row) | {"total": row.total, "short_by": row.short_by} for row in memory]
-        print_json(
-            {
-                "valid": True,
-                "fits": not any(row.short_by for row in memory),
-                "short_by_bytes": max(row.short_by for row in memory),
-                "devices": document.devices,
-                "idle_devices": job.cluster.devices - document.devices,
-                "peak_memory_bytes": max(row.total for row in memory),
-                "memory": rows,
-            }
-        )
-        raise click.exceptions.Exit(1 if any(row.short_by for row in memory) else 0)
-    out = console()
-    out.print(f"{plan}: keeps every rule", markup=False)
     idle = job.cluster.devices - document.devices
+    if json_:
+        print_json(_facts(memory) | {"devices": document.devices, "idle_devices": idle})
+        raise click.exceptions.Exit(0 if _facts(memory)["fits"] else 1)
+    click.echo(f"{plan}: keeps every rule")
     if idle:
-        out.print(f"note: {idle} of {job.cluster.devices} devices are idle")
+        click.echo(f"note: {idle} of {job.cluster.devices} devices are idle")
+    if job.model.max_seq_len and job.seq_len > job.model.max_seq_len:
+        click.echo(f"note: {job.model.name} was made for {job.model.max_seq_len} tokens, the job has {job.seq_len}")
     fits(memory)
-    out.print(f"fits: the fullest devices ({worst.devices}) hold {size(worst.total)} of {size(worst.capacity)}")
+    worst = max(memory, key=lambda row: row.total / row.capacity)
+    click.echo(f"fits: the fullest devices ({worst.devices}) hold {size(worst.total)} of {size(worst.capacity)}")
+
+
+def _facts(memory: list[StageMemory]) -> dict[str, Any]:
+    short = max(max(row.short_by, row.host_short_by) for row in memory)
+    extra = ("total", "short_by", "host_short_by")
+    return {
+        "valid": True,
+        "fits": short == 0,
+        "short_by_bytes": short,
+        "peak_memory_bytes": max(row.total for row in memory),
+        "memory": [msgspec.to_builtins(row) | {name: getattr(row, name) for name in extra} for row in memory],
+    }

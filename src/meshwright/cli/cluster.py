@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from meshwright.cli.clusters import cluster_facts
-from meshwright.cli.common import as_json, console, print_json
+from meshwright.cli.common import as_json, print_json
 
 
 @click.group("cluster")
@@ -35,12 +35,14 @@ def detect(output: str | None, json_: bool) -> None:
     from meshwright.files import write_text
 
     found = look()
-    text = "".join(f"# {note}\n" for note in found.notes) + tomli_w.dumps(found.table)
+    text = tomli_w.dumps(found.table)
     if output:
         write_text(output, text)
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
     if json_:
         print_json(cluster_facts(found.cluster) | {"notes": list(found.notes)})
     elif output:
-        console().print(f"{found.cluster.devices} devices written to {output}", markup=False)
+        click.echo(f"{found.cluster.devices} devices written to {output}")
     else:
         click.echo(text, nl=False)

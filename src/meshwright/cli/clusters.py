@@ -58,9 +58,10 @@ def _list(json_: bool) -> None:
         return
     from rich.table import Table
 
+    out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "device"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("device", no_wrap=True, max_width=max(out.width - 96, 8))  # titles give way, numbers do not
     for heading in ("memory", "bandwidth", "fp32", "16-bit", "fp8", "fp4", "per node"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -70,7 +71,7 @@ def _list(json_: bool) -> None:
             row.flops.get("fp8"),
             row.flops.get("fp4"),
         ]
-        cells = [f"{peak / 1e12:,.4g}" if peak else "" for peak in peaks]
+        cells = [f"{peak / 1e12:,.5g}" if peak else "" for peak in peaks]
         table.add_row(
             row.name, row.title, size(row.memory), rate(row.memory_bandwidth), *cells, str(server_size(row.name))
         )
@@ -158,7 +159,7 @@ def _numbers(row: Device, used: dict[str, int]) -> Any:
 
     def mark(field: str) -> str:
         identifier = row.sources.get(field)
-        return f"\\[{used.setdefault(identifier, len(used) + 1)}]" if identifier else ""
+        return f"[{used.setdefault(identifier, len(used) + 1)}]" if identifier else ""
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("  memory", size(row.memory), mark("memory_gib"))
@@ -179,5 +180,5 @@ def _links(group: Group, used: dict[str, int]) -> Any:
         joins = f"{link.span} devices" if link.span else "all nodes"
         marks = sorted({used.setdefault(i, len(used) + 1) for i in link.sources.values()})
         numbers = (rate(link.bandwidth), rate(link.aggregate), f"{link.latency * 1e6:.3g} us")
-        table.add_row(f"  {link.kind}", link.topology, joins, *numbers, "".join(f"\\[{n}]" for n in marks))
+        table.add_row(f"  {link.kind}", link.topology, joins, *numbers, "".join(f"[{n}]" for n in marks))
     return table

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.files import read_json
-from meshwright.model import Model, presets
-from meshwright.plan import Job, Plan
+from meshwright.files import parse_json, read_json
+from meshwright.model import PRECISIONS, Model, presets
+from meshwright.plan import OPTIMIZERS, Job, Plan, parse_short, read_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +29,11 @@ def print_json(value: object) -> None:
 
 
 def console() -> Console:
-    """Terminal width and colour, with enough room for tables when the output is a file."""
-    import sys
-
+    """The terminal as wide as it is; files and pipes get room for every column. Text is never read as markup."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 120)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, markup=False, emoji=False, width=None if known else 200)
 
 
 def complete_models(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
@@ -49,36 +49,52 @@ def complete_clusters(_: click.Context, __: click.Parameter, typed: str) -> list
 
 def job_options(verb: F) -> F:
     """The job of a short plan that does not name its own."""
+    count = click.IntRange(min=1)
     options = (
         click.option("--model", help="Model of a short plan: preset or config.json.", shell_complete=complete_models),
         click.option("--cluster", help="Its cluster: 8x8xh100 or a .toml file.", shell_complete=complete_clusters),
-        click.option("--batch", type=int, help="Its samples per step."),
-        click.option("--seq", type=int, help="Its tokens per sample."),
-        click.option("--precision", help="Its precision (default bf16)."),
-        click.option("--optimizer", help="Its optimizer (default adamw)."),
+        click.option("--batch", type=count, help="Its samples per step."),
+        click.option("--seq", type=count, help="Its tokens per sample."),
+        click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Its precision (default bf16)."),
+        click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Its optimizer (default adamw)."),
     )
     for option in reversed(options):
         verb = option(verb)
     return verb
 
 
-def load_plan(path: str, options: dict[str, Any]) -> tuple[Plan, Job]:
-    """The plan in a file and its job: from the file, or from the options."""
+def load_plan(what: str, options: dict[str, Any]) -> tuple[Plan, Job]:
+    """The plan in a file, on standard input (-) or in short text (tp=8,pp=4), and its job."""
     given = {name: value for name, value in options.items() if value is not None}
-    if not given:
-        plan = Plan.load(path)
-        return plan, plan.resolve()
+    table, file = _plan_table(what)
+    if given and isinstance(table, dict) and {"pipelines", "job", "model"} & set(table):
+        first = next(iter(given))
+        raise InputError("the plan has a job of its own, which no option changes", file=file, field=f"--{first}")
+    return read_plan(table, _job(given) if given else None, file)
+
+
+def _plan_table(what: str) -> tuple[object, str]:
+    if what == "-":
+        return parse_json(sys.stdin.read(), "standard input"), "standard input"
+    if "=" in what and not os.path.exists(what):
+        return parse_short(what), ""
+    return read_json(what), what
+
+
+def _job(given: dict[str, Any]) -> Job:
+    """The job that the options describe; a mistake is at the option."""
     for name in ("model", "cluster", "batch"):
         if name not in given:
             raise InputError(f"is needed beside --{next(iter(given))}", field=f"--{name}")
+    made: dict[str, Any] = {}
+    for name, make in (("model", Model.load), ("cluster", Cluster.load)):
+        try:
+            made[name] = make(given[name])
+        except InputError as error:
+            raise error.at(field=f"--{name}") from None
+    settings = (given.get("seq", 0), given.get("precision", "bf16"), given.get("optimizer", "adamw"))
     try:
-        job = Job(
-            Model.load(given["model"]), Cluster.load(given["cluster"]), given["batch"], given.get("seq", 0),
-            given.get("precision", "bf16"), given.get("optimizer", "adamw"),
-        )  # fmt: skip
-        table = read_json(path)
-        if isinstance(table, dict) and ("pipelines" in table or "job" in table):
-            raise InputError("has a job of its own; leave --model and the others out", file=path, field="job")
-        return Plan.of(table, job, file=path), job
+        return Job(made["model"], made["cluster"], given["batch"], *settings)
     except InputError as error:
-        raise error.at(file=path if Path(path).exists() else "") from None
+        error.field = {"global_batch": "--batch", "seq_len": "--seq"}.get(error.field, f"--{error.field}")
+        raise

@@ -53,16 +53,18 @@ def _list(json_: bool) -> None:
         return
     from rich.table import Table
 
+    out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "model", "family"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("model", no_wrap=True, max_width=max(out.width - 76, 6))  # titles give way, numbers do not
+    table.add_column("family", no_wrap=True)
     for heading in ("parameters", "active", "blocks", "tokens"):
         table.add_column(heading, justify="right", no_wrap=True)
     for preset, model in rows:
         name, title, family, parameters, active, blocks, tokens = _row(preset.name, preset.title, model)
         share = count(active) if active != parameters else ""
         table.add_row(name, title, family, f"{parameters:,}", share, str(blocks), str(tokens))
-    console().print(table)
+    out.print(table)
 
 
 def _row(name: str, title: str, model: Model) -> tuple[str, str, str, int, int, int, int]:
@@ -113,16 +115,16 @@ def _show(model: Model, cut: Slice) -> None:
     out.print(f"{model.parameters:,} parameters{active}, {len(model.blocks)} blocks")
     out.print(f"one sample of {cut.seq_len} tokens: {count(model.forward_flops(cut))}FLOP forward, {cut.precision}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("layers", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    for heading in ("", "parameters", "FLOP", "kept: none", "selective", "full", "passed on"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ["layers", "kind", "", "parameters", "FLOP", "kept: none", "selective", "full", "passed on"]
+    narrow = {"kind", "passed on"} if out.width < 112 else set()
+    for heading in columns:
+        if heading not in narrow:
+            table.add_column(heading, no_wrap=True, justify="left" if heading in {"layers", "kind"} else "right")
     for names, layer, repeats in _alike(model):
         kept = [size(layer.kept_bytes(cut, level)) for level in ("none", "selective", "full")]
         flops, passed = count(layer.forward_flops(cut)), size(layer.output_bytes(cut))
-        table.add_row(
-            names, layer.kind, f"x{repeats}" if repeats > 1 else "", f"{layer.parameters:,}", flops, *kept, passed
-        )
+        cells = [names, layer.kind, f"x{repeats}" if repeats > 1 else "", f"{layer.parameters:,}", flops, *kept, passed]
+        table.add_row(*(cell for heading, cell in zip(columns, cells, strict=True) if heading not in narrow))
     out.print(table)
     if isinstance(model.reference, str):
         out.print(Text(f"\nSource: {find_preset(model.reference).source}", style="dim"), soft_wrap=True)

@@ -14,6 +14,7 @@ EPILOG = """
 Examples:
   meshwright show plan.json           stages over layers, memory bars
   meshwright show short.json --json   the full form that a short plan expands to
+  meshwright show tp=8,pp=4 --model llama3-70b --cluster 8x8xh100 --batch 512 --seq 8192
 """
 
 
@@ -22,7 +23,10 @@ Examples:
 @job_options
 @as_json
 def command(plan: str, json_: bool, **options: Any) -> None:
-    """Draw a plan in the terminal: which devices run which layers how, and what fills their memory."""
+    """Draw a plan in the terminal: which devices run which layers how, and what fills their memory.
+
+    PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
+    """
     document, job = load_plan(plan, options)
     if json_:
         click.echo(document.to_json(), nl=False)

@@ -96,11 +96,11 @@ def group(name: str, nodes: int, devices_per_node: int) -> Group:
     key = find_device(name)
     row = _tables()["device"][key]
     usual = server_size(key)
-    links = tuple(_fit(_link(table), usual, devices_per_node) for table in row["link"])
+    links = tuple(_fit(_link(table, usual), usual, devices_per_node) for table in row["link"])
     return Group(nodes, devices_per_node, device(key), links, round(row["host_memory_gib"][0] * GIB))
 
 
-def _link(table: dict[str, Any]) -> Link:
+def _link(table: dict[str, Any], usual: int) -> Link:
     return Link(
         table["kind"],
         table["topology"],
@@ -108,6 +108,7 @@ def _link(table: dict[str, Any]) -> Link:
         aggregate=table["aggregate_gb_s"][0] * _GB,
         latency=table["latency_us"][0] * _US,
         span=table.get("span", 0),
+        inside_node=0 < table.get("span", 0) <= usual,
         pairs=parse_pairs(table.get("pairs", [])),
         sources={f: table[f][1] for f in ("bandwidth_gb_s", "aggregate_gb_s", "latency_us")},
     )

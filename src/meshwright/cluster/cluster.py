@@ -48,7 +48,7 @@ class Cluster:
         """From the contents of such a file."""
         name, groups, between = groups_of(dict(table), file)
         label = name or Path(file).stem or "+".join(f"{g.nodes}x{g.devices_per_node}x{g.device.name}" for g in groups)
-        return Cluster(label, groups, between, reference=dict(table))
+        return Cluster(label, groups, between, reference={**table, "name": label})
 
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Cluster:

@@ -43,15 +43,17 @@ class Detected:
 
 def detect(limit: int = 0) -> Detected:
     """This machine; `limit` takes only so many devices, or starts so many CPU workers."""
+    silent = []
     for tool, ask in (("nvidia-smi", _nvidia), ("rocm-smi", _amd), ("npu-smi", _ascend)):
         if path := shutil.which(tool):
-            found = ask(path)
+            found = _visible(ask(path))
             if found:
                 if limit > len(found):
                     problem = f"asked for {limit} devices, {tool} shows {len(found)}"
                     raise InputError(problem, valid=f"local:1 to local:{len(found)}")
                 return _accelerators(found[: limit or None], path)
-    return _cpu(limit)
+            silent.append(f"{tool} is installed but shows no device: is its driver in order?")
+    return _cpu(limit, silent)
 
 
 def _run(*command: str) -> str:
@@ -60,6 +62,17 @@ def _run(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _visible(found: list[Found]) -> list[Found]:
+    """Only what CUDA_VISIBLE_DEVICES lets through; names instead of numbers can only be counted."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    if all(name.isdigit() for name in names):
+        return [found[int(name)] for name in names if int(name) < len(found)]
+    return found[: len(names)]
 
 
 def _nvidia(path: str) -> list[Found]:
@@ -80,8 +93,9 @@ def _amd(path: str) -> list[Found]:
     found = []
     for name in sorted((n for n in cards if n.startswith("card")), key=lambda n: int(n[4:] or 0)):
         facts = {key.lower(): value for key, value in cards[name].items()}
-        memory = facts.get("vram total memory (b)", "0")
-        found.append(Found(str(facts.get("card series", "AMD accelerator")), int(memory)))
+        memory = str(facts.get("vram total memory (b)", ""))
+        if memory.isdigit():
+            found.append(Found(str(facts.get("card series", "AMD accelerator")), int(memory)))
     return found
 
 
@@ -135,17 +149,18 @@ def _without_nvlink(device: str, size: int) -> list[dict[str, Any]]:
     """The catalogue's links without NVLink; PCIe joins the node where nothing else does."""
     links = [link for link in catalogue.group(device, 1, size).links if link.kind != "nvlink"]
     rows: list[dict[str, Any]] = []
-    if not any(link.span >= size for link in links):
+    if size > 1 and not any(link.span >= size for link in links):
         host = catalogue.device(device).host_bandwidth / 1e9
         rows.append({"kind": "pcie", "topology": "pcie-tree", "span": size, "bandwidth_gb_s": host, "latency_us": 10.0})
     for link in links:
         row: dict[str, Any] = {"kind": link.kind, "topology": link.topology, "bandwidth_gb_s": link.bandwidth / 1e9}
         row |= {"aggregate_gb_s": link.aggregate / 1e9, "latency_us": link.latency * 1e6}
-        rows.append(row | ({"span": link.span} if link.span else {}))
+        if not link.span or size > 1:
+            rows.append(row | ({"span": link.span} if link.span else {}))
     return rows
 
 
-def _cpu(workers: int) -> Detected:
+def _cpu(workers: int, notes: list[str]) -> Detected:
     """Worker processes that share the cores and the memory this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = workers or cores
@@ -163,7 +178,7 @@ def _cpu(workers: int) -> Detected:
     }
     table = {"name": platform.node() or "this machine", "group": [row]}
     note = "no accelerator found; compute and link speeds of CPU workers are estimates until measured"
-    return Detected(Cluster.from_table(table), table, (note,))
+    return Detected(Cluster.from_table(table), table, (*notes, note))
 
 
 def _memory_limit(read: Callable[[str], str] | None = None) -> int:

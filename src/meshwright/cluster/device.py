@@ -55,11 +55,12 @@ class Link:
     aggregate: float  # bytes/s a node (or a span, if smaller) can send when all its devices do
     latency: float  # seconds, one hop, small message
     span: int = 0  # consecutive devices joined; 0: all
+    inside_node: bool = False  # a span is counted inside each node; else through all nodes (NVL72)
     pairs: tuple[tuple[int, int, int], ...] = ()  # cube-mesh: (i, j, bricks)
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def joins(self, a: int, b: int) -> bool:
-        """Whether two devices (numbered inside their group) meet on this tier."""
+        """Whether two devices (numbered inside their node, or their group) meet on this tier."""
         if not self.span:
             return True
         if a // self.span != b // self.span:
@@ -74,8 +75,8 @@ class Link:
         """The link as two given devices see it: a cube mesh gives each pair its own bricks."""
         if self.topology != "cube-mesh":
             return self
-        total = sum(n for x, y, n in self.pairs if 0 in (x, y))  # bricks of one device
-        part = self.bricks(a % self.span, b % self.span) / total
+        most = max(sum(n for x, y, n in self.pairs if i in (x, y)) for i in range(self.span))  # bricks of one device
+        part = self.bricks(a % self.span, b % self.span) / most
         return replace(self, bandwidth=self.bandwidth * part)
 
 
@@ -99,4 +100,10 @@ class Group:
 
     def link(self, a: int, b: int) -> Link:
         """The fastest tier on which two different devices of the group meet."""
-        return next(link.between(a, b) for link in self.links if link.joins(a, b))
+        size = self.devices_per_node
+        same_node = a // size == b // size
+        for link in self.links:
+            i, j = (a % size, b % size) if link.inside_node else (a, b)
+            if (same_node or not link.inside_node) and link.joins(i, j):
+                return link.between(i, j)
+        raise AssertionError("the last link joins everything")

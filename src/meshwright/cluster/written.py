@@ -54,12 +54,13 @@ class ClusterTable(Table, frozen=True, kw_only=True):
 
 
 def parse_groups(text: str) -> tuple[Group, ...]:
-    """`NODESxDEVICESxKIND`, several joined by `+`; `8xh100` is one node of eight, `h100` one device."""
+    """`NODESxDEVICESxKIND`, several joined by `+`; `16xh100` is 16 devices in their usual servers, `h100` one."""
     return tuple(_parse_group(part.strip(), text) for part in text.split("+"))
 
 
 def _parse_group(part: str, whole: str) -> Group:
-    match = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?([A-Za-z0-9][\w.\- ]*)", part)
+    pattern = r"(?:(\d{1,9})\s*x\s*)?(?:(\d{1,9})\s*x\s*)?([a-z0-9][\w.\- ]*)"
+    match = re.fullmatch(pattern, part, re.ASCII | re.IGNORECASE)
     if not match:
         problem = f"'{shorten(whole)}' is not a cluster"
         raise InputError(problem, valid="NODESxDEVICESxKIND such as 8x8xh100, joined by +, or a .toml file")
@@ -67,7 +68,20 @@ def _parse_group(part: str, whole: str) -> Group:
     nodes, devices = (int(first), int(second)) if second else (1, int(first or 1))
     if not 1 <= nodes * devices <= MOST_DEVICES:
         raise InputError(f"'{part}' has {nodes * devices:,} devices", valid=f"1 to {MOST_DEVICES:,}")
+    if not second:
+        nodes, devices = _in_servers(part, devices, kind)
     return catalogue.group(kind, nodes, devices)
+
+
+def _in_servers(part: str, devices: int, kind: str) -> tuple[int, int]:
+    """So many devices as (nodes, devices per node): one node while they fit into one, else full servers."""
+    usual = catalogue.server_size(kind)
+    if devices <= usual:
+        return 1, devices
+    if devices % usual:
+        problem = f"'{part}' does not fill servers of {usual}"
+        raise InputError(problem, valid=f"a multiple of {usual}, or NODESxDEVICESxKIND")
+    return devices // usual, usual
 
 
 def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | None]:
@@ -163,7 +177,10 @@ def _link(table: LinkTable, devices_per_node: int, file: str, field: str) -> Lin
     span = 0 if table.span is UNSET else table.span
     if any(high >= span for _, high, _ in pairs):
         raise InputError(f"names a device outside the span of {span}", file=file, field=f"{field}.pairs")
-    return Link(table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * 1e-6, span, pairs)
+    return Link(
+        table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * 1e-6, span,
+        inside_node=0 < span <= devices_per_node, pairs=pairs,
+    )  # fmt: skip
 
 
 def _value(number: Number) -> float:

@@ -91,11 +91,7 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """Every trained parameter once; tied weights count once."""
-        # Blocks share their operators: count each kind of block once.
-        counted = {
-            id(layer.ops): layer.parameters for layer in {id(layer.ops): layer for layer in self.layers}.values()
-        }
-        return sum(counted[id(layer.ops)] for layer in self.layers)
+        return sum(layer.parameters for layer in self.layers)
 
     @cached_property
     def active_parameters(self) -> int:
@@ -116,7 +112,7 @@ class Model:
         """Position of a layer; a block's name means its first layer, or its last with `last`."""
         if name in self._index:
             return self._index[name]
-        inside = [i for i, layer in enumerate(self.layers) if layer.block == name]
+        inside = [i for i, layer in enumerate(self.layers) if name and layer.block == name]
         if not inside:
             names = [*self._index, *self.blocks]
             raise UnknownName(f"layer of {self.name}", name, names, see=f"{names[0]} ... {self.layers[-1].name}")

@@ -39,7 +39,11 @@ def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Mode
     elif family == "bert":
         longest = longest or 512
     label = name or content.get("_name_or_path") or (Path(file).parent.name if file else "") or family
-    return Model(str(label), family, layers, tokens or longest, learned, tokens, reference=dict(content))
+    reference = {key: value for key, value in content.items() if key not in {"id2label", "label2id"}}
+    if isinstance(content.get("id2label"), dict):
+        reference["num_labels"] = len(content["id2label"])  # the names of the classes do not matter here
+    reference["_name_or_path"] = str(label)
+    return Model(str(label), family, layers, tokens or longest, learned, tokens, reference=reference)
 
 
 def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
@@ -53,9 +57,8 @@ def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
     problem = f"the family '{shorten(str(family), 40)}' is not supported"
     problem += f"; did you mean {near[0]}?" if near else ""
     if missing:
-        problem += f"; to be read as a Llama-like decoder it lacks {', '.join(missing)}"
-    else:
-        problem += '; it has every field of a Llama-like decoder, so "model_type": "llama" would read it as one'
+        problem += f"; of the fields of a Llama-like decoder it lacks {', '.join(missing)}"
+    problem += "; Model.from_module takes any module"
     return InputError(problem, file=file, field="model_type", valid=valid)
 
 

@@ -17,7 +17,10 @@ from meshwright.model.precision import precision
 LayerKind = Literal[
     "embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"
 ]
-OpKind = Literal["matmul", "attention", "norm", "elementwise", "lookup", "loss", "traced"]
+OpKind = Literal[
+    "input", "matmul", "attention", "norm", "elementwise", "lookup", "dispatch", "combine", "loss", "traced"
+]
+Cut = Literal["none", "column", "row", "expert"]  # how tensor parallelism cuts a matrix product
 # How the degrees cut a tensor or the work on it:
 #   sequence       each token once per context-parallel rank; over tp too under sequence parallelism
 #   tensor         the hidden dimension is cut by tp
@@ -69,6 +72,7 @@ class Weight:
     split: Split = "none"
     units: int = 1  # indivisible units along the cut dimension: heads, rows of the vocabulary
     experts: int = 0  # copies that expert parallelism deals out
+    frozen: bool = False  # no gradient and no optimizer state
 
     def on_device(self, slice_: Slice) -> int:
         """Parameters on one device; a cut that does not divide is padded up."""
@@ -90,11 +94,19 @@ class Kept:
     per_sample: float = 0.0
     dtype: Literal["activation", "matmul", "fp32", "byte"] = "activation"
     scope: Scope = "sequence"
+    heads: int = 0  # whole heads stay together: past their number tp x ulysses repeats them
+    when: Literal["always", "fused", "unfused"] = "always"  # which attention kernel leaves it
+    needed_next: bool = False  # the next operator's input: stays even if this operator is repeated
 
     def bytes(self, slice_: Slice, length: int) -> float:
+        if self.when != "always" and (self.when == "fused") != slice_.fused_attention:
+            return 0.0
         p = precision(slice_.precision)
         size = {"activation": p.activation, "matmul": p.matmul, "fp32": 4.0, "byte": 1.0}[self.dtype]
         per_token = self.per_token + self.per_pair * length + self.per_sample / length
+        if self.heads:
+            cut = slice_.tp * slice_.ulysses
+            per_token *= -(-self.heads // cut) * cut / self.heads
         return size * per_token * slice_.tokens(self.scope, length)
 
 
@@ -109,8 +121,10 @@ class Op:
     flops_per_sample: float = 0.0
     pairs: Pairs = "none"
     window: int = 0  # sliding window in tokens; 0 = none
-    k: int = 0  # matrix product: (tokens x k) @ (k x n), before any cut
+    k: int = 0  # matrix product: (tokens x rows, k) @ (k, n), before any cut
     n: int = 0
+    rows: float = 1.0  # rows per token: a mixture multiplies each token by top-k experts
+    cut: Cut = "none"  # column: the input is gathered; row: the output is summed
     scope: Scope = "tensor"
     weights: tuple[Weight, ...] = ()
     keeps: tuple[Kept, ...] = ()
@@ -124,8 +138,11 @@ class Op:
         """Forward FLOPs on one device; a multiply-add is two. Causal masks count only the pairs they let through."""
         per_sample = self.flops_per_token * length + self.flops_per_pair * self.pair_count(length)
         per_sample += self.flops_per_sample
-        scope: Scope = "routed_tensor" if self.scope == "routed" else self.scope
-        return per_sample * slice_.tokens(scope, length) / length
+        if self.cut in {"column", "row"} and slice_.tp > 1:
+            # A cut that does not divide is padded, and key/value heads past their number are repeated.
+            cut = [w for w in self.weights if w.split == "tensor"]
+            per_sample *= sum(w.on_device(slice_) for w in cut) * slice_.tp / sum(w.count for w in cut)
+        return per_sample * slice_.tokens(self.scope, length) / length
 
     def pair_count(self, length: int) -> float:
         """Query-key pairs of one sample that the mask lets through."""
@@ -155,7 +172,6 @@ class Layer:
     opens_block: bool = True
     width_in: float = 0.0
     tokens: int = 0  # tokens per sample where they do not follow the sequence length (vision)
-    tokens_out: int = 0
     carried: float = 0.0  # elements per token that travel along untouched (encoder output in a decoder)
     heads: int = 0
     kv_heads: int = 0
@@ -163,6 +179,7 @@ class Layer:
     top_k: int = 0
     dispatch_width: float = 0.0  # elements per token that each all-to-all of a MoE layer moves
     tied_to: str = ""
+    reads: str = ""  # another layer whose output it takes too (cross attention: the end of the encoder)
 
     @cached_property
     def parameters(self) -> int:
@@ -183,7 +200,7 @@ class Layer:
     @cached_property
     def op_names(self) -> frozenset[str]:
         """Names that a plan may put into a per-operator recompute set."""
-        return frozenset(op.name for op in self.ops) - {"input"}
+        return frozenset(op.name for op in self.ops if op.kind != "input")
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -202,6 +219,10 @@ class Layer:
         """Of these, the routed experts': they are replicated over fewer devices than the rest."""
         return sum(w.on_device(slice_) for op in self.ops for w in op.weights if w.split == "expert")
 
+    def frozen_parameters_on(self, slice_: Slice) -> int:
+        """Of these, those that are not trained."""
+        return sum(w.on_device(slice_) for op in self.ops if not op.tied for w in op.weights if w.frozen)
+
     def forward_flops(self, slice_: Slice) -> float:
         """Forward FLOPs of one micro-batch on one device."""
         return sum(op.forward_flops(slice_, self.length(slice_.seq_len)) for op in self.ops)
@@ -218,7 +239,7 @@ class Layer:
             return self.op_names
         if recompute == "selective":
             cheap = {"norm", "elementwise"} | (set() if fused_attention else {"attention"})
-            return frozenset(op.name for op in self.ops if op.kind in cheap) & self.op_names
+            return frozenset(op.name for op in self.ops if op.kind in cheap)
         if isinstance(recompute, str):
             raise InputError(f"unknown recompute level '{recompute}'", valid="none, selective, full or operator names")
         return frozenset(recompute) & self.op_names
@@ -238,37 +259,26 @@ class Layer:
             return self.input_bytes(slice_) if self.opens_block else 0.0
         again = self.recomputed_ops(recompute, fused_attention=slice_.fused_attention)
         length = self.length(slice_.seq_len)
-        kept = 0.0
-        for op in self.ops:
-            if op.name in again and op.kind == "attention":
-                # The product with V is the next operator's input: it stays, the scores go.
-                kept += sum(k.bytes(slice_, length) for k in op.keeps if k.name == "context")
-            elif op.name not in again:
-                kept += sum(k.bytes(slice_, length) for k in op.keeps if self._exists(k, slice_))
-        return kept
+        return sum(
+            kept.bytes(slice_, length)
+            for op in self.ops
+            for kept in op.keeps
+            if op.name not in again or kept.needed_next
+        )
 
     def input_bytes(self, slice_: Slice) -> float:
-        """Bytes of the layer's input on one device."""
-        return self._passed(self.width_in, self.length(slice_.seq_len), slice_)
+        """Bytes of the layer's own input on one device."""
+        return self._passed(self.width_in, slice_)
 
     def output_bytes(self, slice_: Slice) -> float:
         """Bytes that cross to the next layer, on one device."""
-        return self._passed(self.width_out, self.tokens_out or self.length(slice_.seq_len), slice_)
+        return self._passed(self.width_out, slice_) + self._passed(self.carried, slice_)
 
     def dispatch_bytes(self, slice_: Slice) -> float:
         """Bytes one device puts into each all-to-all of a MoE layer (0 elsewhere)."""
         size = precision(slice_.precision).activation
         return size * self.dispatch_width * slice_.tokens("routed_tensor", self.length(slice_.seq_len))
 
-    def _passed(self, width: float, length: int, slice_: Slice) -> float:
-        if not width:
-            return 0.0
+    def _passed(self, width: float, slice_: Slice) -> float:
         scope: Scope = "sequence" if self.tensor_parallel else "whole"
-        return precision(slice_.precision).activation * (width + self.carried) * slice_.tokens(scope, length)
-
-    @staticmethod
-    def _exists(kept: Kept, slice_: Slice) -> bool:
-        """Fused attention keeps row statistics instead of the score matrix."""
-        if kept.name in {"scores", "score_mask", "dropped_scores"}:
-            return not slice_.fused_attention
-        return slice_.fused_attention if kept.name == "row_statistics" else True
+        return precision(slice_.precision).activation * width * slice_.tokens(scope, self.length(slice_.seq_len))

@@ -9,7 +9,7 @@ becomes links of its own; pieces that do not feed one another stay together in o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +22,7 @@ class Call:
     """The n-th call of a module (tied modules are called more than once)."""
 
     module: str
-    call: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,25 @@ class Link:
 
     name: str
     calls: tuple[Call, ...]
-    parameters: int
+    parameters: int  # trained, and of this link first
+    frozen: int
+    tied: int  # parameters it shares with an earlier link,
+    tied_to: str  # which is this one
+    crossing: int  # elements that this link or an earlier one made and a later one takes
     block: str
 
 
 @dataclass
 class Seen:
-    """What the hooks saw of one call."""
+    """What the hooks saw of one call: the storages that went in and out, with their elements."""
 
     call: Call
-    depth: int
     inputs: list[int]
-    outputs: list[int]
+    outputs: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def feeds(self, other: Seen) -> bool:
+        return bool(set(other.inputs[:1]) & set(self.outputs))
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -57,6 +64,11 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return found
 
 
+def identity(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, while both live."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def find_links(module: torch.nn.Module, call: Callable[[], Any]) -> list[Link]:
     """Run `call` once under hooks and cut the module where its data flow is a chain."""
     seen = _watch(module, call)
@@ -64,12 +76,11 @@ def find_links(module: torch.nn.Module, call: Callable[[], Any]) -> list[Link]:
     for item in seen:
         flow.setdefault(item.call.module, item)
     cuts = set(_expand("", module, flow, inside_block=False))
-    order = [item for item in seen if item.call.module in cuts]
-    return _join(module, order)
+    return _links(module, _join(module, [item for item in seen if item.call.module in cuts]))
 
 
 def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
-    """Every module call in the order of entry, with the identity of the storages that go in and out."""
+    """Every module call in the order of entry."""
     seen: list[Seen] = []
     stack: list[Seen] = []
     counts: dict[str, int] = {}
@@ -82,7 +93,7 @@ def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
             alive.extend(tensors)
             number = counts.get(path, 0)
             counts[path] = number + 1
-            item = Seen(Call(path, number), len(stack), [t.untyped_storage()._cdata for t in tensors], [])
+            item = Seen(Call(path, number), [identity(t) for t in tensors])
             seen.append(item)
             stack.append(item)
 
@@ -91,7 +102,9 @@ def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
     def leave(_: Any, __: Any, output: Any) -> None:
         tensors = tensors_of(output)
         alive.extend(tensors)
-        stack.pop().outputs = [t.untyped_storage()._cdata for t in tensors]
+        item = stack.pop()
+        item.outputs = [identity(t) for t in tensors]
+        item.sizes = {identity(t): t.numel() for t in tensors if t.is_floating_point()}
 
     for path, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(enter(path), with_kwargs=True))
@@ -105,30 +118,34 @@ def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
     return seen
 
 
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def _children(path: str, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    return [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+
+
 def _expand(path: str, module: torch.nn.Module, flow: dict[str, Seen], inside_block: bool) -> list[str]:
     """Paths of the modules that become links, below `path`."""
-    listed = isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+    listed = isinstance(module, _LISTS)
     if not listed and path not in flow and path:
         return []
-    children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+    children = _children(path, module)
     if not children:
         return [path]
     if inside_block and not _is_chain(path, module, flow):
         return [path]
     if not listed and not inside_block and not _holds_blocks(path, module, flow):
         return [path]
-    found: list[str] = []
-    for child_path, child in children:
-        found += _expand(child_path, child, flow, inside_block or _is_block_list(path, module, flow))
-    return found
+    blocks = inside_block or _is_block_list(path, module, flow)
+    return [cut for child_path, child in children for cut in _expand(child_path, child, flow, blocks)]
 
 
 def _called(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> list[Seen]:
     """The calls directly below a module; lists are transparent."""
     found = []
-    for name, child in module.named_children():
-        child_path = f"{path}.{name}" if path else name
-        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+    for child_path, child in _children(path, module):
+        if isinstance(child, _LISTS):
             found += _called(child_path, child, flow)
         elif child_path in flow:
             found.append(flow[child_path])
@@ -136,14 +153,18 @@ def _called(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> list[S
 
 
 def _fed_in_turn(calls: list[Seen]) -> bool:
-    return all(set(after.inputs[:1]) & set(before.outputs) for before, after in pairwise(calls))
+    return all(before.feeds(after) for before, after in pairwise(calls))
+
+
+def _has_parameters(module: torch.nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 def _is_block_list(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool:
     """A list of at least two modules of one class, each fed by the one before it."""
-    if not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
+    if not isinstance(module, (*_LISTS, torch.nn.Sequential)):
         return False
-    classes = [type(child) for child in module.children() if any(True for _ in child.parameters())]
+    classes = [type(child) for child in module.children() if _has_parameters(child)]
     calls = _called(path, module, flow)
     repeated = len(classes) >= 2 and len(set(classes)) < len(classes)
     return repeated and len(calls) >= 2 and _fed_in_turn(calls)
@@ -152,12 +173,12 @@ def _is_block_list(path: str, module: torch.nn.Module, flow: dict[str, Seen]) ->
 def _holds_blocks(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool:
     if _is_block_list(path, module, flow):
         return True
-    return any(_holds_blocks(f"{path}.{n}" if path else n, c, flow) for n, c in module.named_children())
+    return any(_holds_blocks(child_path, child, flow) for child_path, child in _children(path, module))
 
 
 def _is_chain(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool:
     """Whether a block is nothing but its children in turn: no residual around them, no glue between."""
-    if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+    if isinstance(module, _LISTS):
         return True
     calls = _called(path, module, flow)
     if len(calls) < 2 or path not in flow or not _holds_blocks(path, module, flow):
@@ -168,40 +189,65 @@ def _is_chain(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool
     return begins and ends and _fed_in_turn(calls)
 
 
-def _join(module: torch.nn.Module, order: list[Seen]) -> list[Link]:
-    """Calls in order -> links; what is not fed by its predecessor, or holds no weights, joins it."""
+def _join(module: torch.nn.Module, order: list[Seen]) -> list[list[Seen]]:
+    """Calls in order, grouped: what is not fed by the group before it, or holds no weights, joins that group."""
     modules = dict(module.named_modules())
     groups: list[list[Seen]] = []
-    counted: set[int] = set()
-    own: dict[int, int] = {}
-    for position, item in enumerate(order):
-        new = [p for p in modules[item.call.module].parameters() if id(p) not in counted]
-        counted |= {id(p) for p in new}
-        own[position] = sum(p.numel() for p in new)
-        fed = bool(groups) and any(set(item.inputs[:1]) & set(before.outputs) for before in groups[-1])
-        if groups and (not fed or not any(True for _ in modules[item.call.module].parameters())):
+    for item in order:
+        fed = bool(groups) and any(before.feeds(item) for before in groups[-1])
+        if groups and not (fed and _has_parameters(modules[item.call.module])):
             groups[-1].append(item)
         else:
             groups.append([item])
-    held = {id(p) for p in module.parameters()}
-    outside = sum(p.numel() for p in module.parameters() if id(p) in held - counted)
-    links: list[Link] = []
-    position = 0
+    return groups
+
+
+def _links(module: torch.nn.Module, groups: list[list[Seen]]) -> list[Link]:
+    """Name the groups, give each parameter to the first that uses it, and find what crosses between them."""
+    modules = dict(module.named_modules())
+    owner: dict[int, int] = {}
+    used: list[dict[int, torch.nn.Parameter]] = []
     for index, group in enumerate(groups):
-        count = sum(own[position + i] for i in range(len(group))) + (outside if index == 0 else 0)
-        position += len(group)
-        name = _name(group, {link.name for link in links})
-        links.append(Link(name, tuple(item.call for item in group), count, _block(group[0].call.module)))
+        mine = {id(p): p for item in group for p in modules[item.call.module].parameters()}
+        for key in mine:
+            owner.setdefault(key, index)
+        used.append(mine)
+    for parameter in module.parameters():  # held by a module that is only glue: goes to the first link
+        if id(parameter) not in owner:
+            owner[id(parameter)] = 0
+            used[0][id(parameter)] = parameter
+    names = _names(groups)
+    links = []
+    for index, group in enumerate(groups):
+        own = [p for key, p in used[index].items() if owner[key] == index]
+        shared = {key: p for key, p in used[index].items() if owner[key] != index}
+        path = group[0].call.module
+        link = Link(
+            name=names[index],
+            calls=tuple(item.call for item in group),
+            parameters=sum(p.numel() for p in own if p.requires_grad),
+            frozen=sum(p.numel() for p in own if not p.requires_grad),
+            tied=sum(p.numel() for p in shared.values()),
+            tied_to=names[owner[next(iter(shared))]] if shared else "",
+            crossing=_crossing(groups, index),
+            block=path if path.rsplit(".", 1)[-1].isdigit() else "",
+        )
+        links.append(link)
     return links
 
 
-def _name(group: list[Seen], taken: set[str]) -> str:
-    name = group[0].call.module or "module"
-    if name in taken:
-        name = f"{name}.{group[0].call.call + 1}"
-    return name
+def _crossing(groups: list[list[Seen]], index: int) -> int:
+    """Elements of every tensor made up to this link and taken after it; of the last link, what it returns."""
+    made = {key: size for group in groups[: index + 1] for item in group for key, size in item.sizes.items()}
+    taken = {key for group in groups[index + 1 :] for item in group for key in item.inputs}
+    crossing = sum(size for key, size in made.items() if key in taken)
+    # Glue between two links makes tensors the hooks do not see: then the link's own output stands for them.
+    return crossing or next(iter(groups[index][-1].sizes.values()), 0)
 
 
-def _block(path: str) -> str:
-    """A path that ends in a number is an element of a list: a block."""
-    return path if path.rsplit(".", 1)[-1].isdigit() else ""
+def _names(groups: list[list[Seen]]) -> list[str]:
+    names: list[str] = []
+    for group in groups:
+        name = group[0].call.module or "module"
+        names.append(f"{name}.{group[0].call.number + 1}" if name in names else name)
+    return names

@@ -7,14 +7,16 @@ repeated at three lengths, which fixes the quadratics that FLOPs and bytes are i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,56 +24,64 @@ from torch.utils.flop_counter import FlopCounterMode
 from meshwright.errors import InputError
 from meshwright.model.chain import Model
 from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.module_tree import Link, find_links, tensors_of
+from meshwright.model.module_tree import Call, Link, find_links, identity, tensors_of
 from meshwright.model.written import write_model
-
-
-@dataclass
-class Counted:
-    """What one link of the chain did in one trace."""
-
-    flops: int = 0
-    kept: dict[str, int] = field(default_factory=lambda: {"activation": 0, "fp32": 0, "byte": 0})
-    output: int = 0
 
 
 def traced_model(
     module: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any], *, name: str, seq_dim: int | None
 ) -> Model:
-    """Trace `module(*inputs, **keywords)` and return its chain."""
+    """Trace `module(*inputs, **keywords)` as in training and return its chain."""
     batch, longest = _sizes((inputs, keywords), seq_dim)
     lengths = [1] if seq_dim is None else _three_lengths(longest)
     links: list[Link] = []
     runs: list[dict[str, Counted]] = []
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            state = _stand_ins(module)
-            for length in lengths:
-                cut = partial(_stand_in, seq_dim=seq_dim, longest=longest, length=length)
+    for length in lengths:
+        cut = partial(_stand_in, seq_dim=seq_dim, longest=longest, length=length)
+        try:
+            with _as_it_was(module), FakeTensorMode(allow_non_fake_inputs=True), _plain_kernels():
+                module.train()
+                state = _stand_ins(module)
                 args, kwargs = tree_map(cut, (list(inputs), dict(keywords)))
                 call = partial(_call, module, state, args, kwargs)
                 links = links or find_links(module, call)
-                runs.append(_count(module, links, state, call))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, DataDependentOutputException) as error:
-        problem = f"{type(module).__name__} cannot be traced without its data: {error}"
-        raise InputError(problem, field="from_module") from error
-    layers = [_layer(link, [run[link.name] for run in runs], lengths, batch, i == 0) for i, link in enumerate(links)]
-    layers = [_replace_input(layer, previous) for layer, previous in zip(layers, [None, *layers], strict=False)]
+                runs.append(Counter(module, links, state).run(call))
+        except Exception as error:  # whatever the user's forward raises
+            at = f" at sequence length {length}" if seq_dim is not None else ""
+            problem = f"{type(module).__name__} cannot be traced{at}: {type(error).__name__}: {_first_line(error)}"
+            hint = "a forward that does not look at the values of its tensors, and example inputs that fit it"
+            raise InputError(problem, field="from_module", valid=hint) from error
+    if len(links) == 1:
+        problem = (
+            f"found no chain of blocks in {type(module).__name__}: it becomes one layer, which no pipeline can cut"
+        )
+        warnings.warn(problem, stacklevel=3)
+    layers = [_layer(link, [run[link.name] for run in runs], lengths, batch) for link in links]
+    inside = [0.0, *(layer.width_out for layer in layers)]
+    layers = [replace(layer, width_in=width) for layer, width in zip(layers, inside, strict=False)]
     label = name or type(module).__name__
     model = Model(label, "module", tuple(layers), 0 if seq_dim is None else longest, tokens=int(seq_dim is None))
     return replace(model, reference=write_model(model))
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
 def _three_lengths(longest: int) -> list[int]:
+    """The longest first. Kernels pad to multiples of 32, so lengths are such multiples where there is room."""
     if longest < 8:
         raise InputError(f"the example's sequence has {longest} elements", field="seq_dim", valid="8 or more")
-    return [longest // 4, longest // 2, longest]
+    quarter = longest // 128 * 32 or longest // 4
+    return [4 * quarter, 2 * quarter, quarter]
 
 
 def _sizes(example: Any, seq_dim: int | None) -> tuple[int, int]:
     """Batch and sequence length of the example inputs."""
+    if seq_dim is not None and (isinstance(seq_dim, bool) or not isinstance(seq_dim, int) or seq_dim < 1):
+        raise InputError(f"is {seq_dim!r}", field="seq_dim", valid="the number of a dimension, 1 or more")
     tensors = tensors_of(example)
-    if not tensors or any(t.dim() == 0 for t in tensors):
+    if not tensors or any(t.dim() == 0 for t in tensors) or tensors[0].shape[0] == 0:
         raise InputError("needs example input tensors with the batch as dimension 0", field="inputs")
     if seq_dim is None:
         return tensors[0].shape[0], 1
@@ -86,24 +96,44 @@ def _stand_in(leaf: Any, *, seq_dim: int | None, longest: int, length: int) -> A
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shape = list(leaf.shape)
-    if seq_dim is not None and len(shape) > seq_dim and shape[seq_dim] == longest:
-        shape[seq_dim] = length
-    elif seq_dim is not None and shape[-2:] == [longest, longest]:
+    mask = leaf.dtype == torch.bool or (leaf.is_floating_point() and leaf.dim() == 2)
+    if seq_dim is not None and mask and shape[-2:] == [longest, longest]:
         shape[-2:] = [length, length]
+    elif seq_dim is not None and len(shape) > seq_dim and shape[seq_dim] == longest:
+        shape[seq_dim] = length
     return torch.empty(shape, dtype=leaf.dtype, device="cpu", requires_grad=leaf.requires_grad)
 
 
 def _stand_ins(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Fake parameters and buffers; tied ones stay tied."""
-    shadows: dict[int, torch.Tensor] = {}
-    state = {}
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
-        if id(tensor) not in shadows:
-            shadow = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            shadows[id(tensor)] = shadow.requires_grad_(tensor.requires_grad)
-        state[name] = shadows[id(tensor)]
-    return state
+    """Fake parameters and buffers, each under one of its names; tied ones stay tied."""
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").requires_grad_(tensor.requires_grad)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+
+
+@contextmanager
+def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Undo what a call leaves in modules: cached tables, counters, training flags, swapped buffers."""
+    held = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in module.modules()]
+    try:
+        yield
+    finally:
+        for m, attributes, parameters, buffers in held:
+            m.__dict__.clear()
+            m.__dict__.update(attributes)
+            for registry, before in ((m._parameters, parameters), (m._buffers, buffers)):
+                registry.clear()
+                registry.update(before)
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Without oneDNN recurrent layers are spelled out as the products that the FLOP counter knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def _call(module: torch.nn.Module, state: dict[str, torch.Tensor], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -112,101 +142,97 @@ def _call(module: torch.nn.Module, state: dict[str, torch.Tensor], args: list[An
 
 
 class FusedAttention(TorchFunctionMode):  # type: ignore[misc]
-    """Without a device PyTorch would spell attention out with its score matrix; devices run it fused. Trace what runs."""
+    """Without a device PyTorch would spell attention out with its score matrix; devices run it fused."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return _fused_attention(*args, **kwargs)
-        return func(*args, **kwargs)
+            return _fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
+    """FlashAttention's operator where there is no mask, the memory-efficient one where there is."""
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    bias = None
-    if attn_mask is not None:
-        bias = attn_mask.expand(*query.shape[:-1], key.size(-2))
-        bias = bias if bias.dtype == query.dtype else torch.zeros_like(bias, dtype=query.dtype)
     shape = query.shape
-    fold = [t.reshape(-1, *t.shape[-3:]) if t.dim() > 4 else t for t in (query, key, value)]
-    fold = [t.unsqueeze(0) if t.dim() == 3 else t for t in fold]
-    out = torch.ops.aten._scaled_dot_product_efficient_attention(
-        *fold, bias, True, dropout_p, is_causal, scale=scale
-    )[0]  # fmt: skip
+    folded = [t.reshape(-1, *t.shape[-3:]) if t.dim() > 4 else t for t in (query, key, value)]
+    folded = [t.unsqueeze(0) if t.dim() == 3 else t for t in folded]
+    if attn_mask is None:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(*folded, dropout_p, is_causal, scale=scale)[0].reshape(*shape[:-1], value.size(-1))
+    bias = attn_mask if attn_mask.dtype == query.dtype else torch.zeros_like(attn_mask, dtype=query.dtype)
+    bias = bias.expand(*folded[0].shape[:-1], folded[1].size(-2))
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    out = efficient(*folded, bias, True, dropout_p, is_causal, scale=scale)[0]
     return out.reshape(*shape[:-1], value.size(-1))
 
 
-def _count(module: torch.nn.Module, links: list[Link], state: dict[str, torch.Tensor], call: Any) -> dict[str, Counted]:
-    """One forward pass; FLOPs and saved tensors go to the link that was entered last."""
-    counted = {link.name: Counted() for link in links}
-    own_dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
-    current = [links[0].name]
-    calls: dict[str, int] = {}
-    seen: dict[int, torch.Tensor] = {t.untyped_storage()._cdata: t for t in state.values()}
-    starts = {(start.module, start.call): link.name for link in links for start in link.calls}
-    last = {(link.calls[-1].module, link.calls[-1].call): link.name for link in links}
-    flops = FlopCounterMode(display=False)
-    mark = [0]
+@dataclass
+class Counted:
+    """What one link of the chain did in one trace."""
 
-    def settle() -> None:
-        total = flops.get_total_flops()
-        counted[current[0]].flops += total - mark[0]
-        mark[0] = total
+    flops: int = 0
+    kept: dict[str, int] = field(default_factory=lambda: {"activation": 0, "fp32": 0, "byte": 0})
 
-    def save(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen[storage._cdata] = tensor
-            kind, size = _kept_kind(tensor, own_dtype)
-            counted[current[0]].kept[kind] += storage.nbytes() // size
+
+class Counter:
+    """Counts one forward pass; FLOPs and saved tensors go to the link that was entered last."""
+
+    def __init__(self, module: torch.nn.Module, links: list[Link], state: dict[str, torch.Tensor]) -> None:
+        self.module = module
+        self.counted = {link.name: Counted() for link in links}
+        self.starts = {call: link.name for link in links for call in link.calls}
+        self.current = links[0].name
+        self.calls: dict[str, int] = {}
+        self.own = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
+        self.seen = {identity(t): t for t in state.values()}
+        self.flops = FlopCounterMode(display=False)
+        self.settled = 0
+
+    def run(self, call: Callable[[], Any]) -> dict[str, Counted]:
+        modules = dict(self.module.named_modules())
+        paths = {call.module for call in self.starts}
+        handles = [modules[path].register_forward_pre_hook(partial(self.enter, path)) for path in paths]
+        try:
+            with self.flops, torch.autograd.graph.saved_tensors_hooks(self.save, lambda t: t), torch.enable_grad():
+                call()
+                self.settle()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return self.counted
+
+    def enter(self, path: str, *_: Any) -> None:
+        call = Call(path, self.calls.get(path, 0))
+        self.calls[path] = call.number + 1
+        if call in self.starts:
+            self.settle()
+            self.current = self.starts[call]
+
+    def settle(self) -> None:
+        """Give the FLOPs since the last boundary to the current link."""
+        total = self.flops.get_total_flops()
+        self.counted[self.current].flops += total - self.settled
+        self.settled = total
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each storage once. Tensors in the module's own type follow the job's precision; the rest keep their bytes."""
+        if identity(tensor) not in self.seen:
+            self.seen[identity(tensor)] = tensor
+            kind, size = ("byte", 1)
+            if tensor.dtype == self.own:
+                kind, size = "activation", tensor.element_size()
+            elif tensor.dtype == torch.float32:
+                kind, size = "fp32", 4
+            self.counted[self.current].kept[kind] += tensor.untyped_storage().nbytes() // size
         return tensor
 
-    def hooks(path: str) -> tuple[Any, Any]:
-        def enter(_: Any, __: Any) -> None:
-            key = (path, calls.get(path, 0))
-            if key in starts:
-                settle()
-                current[0] = starts[key]
 
-        def leave(_: Any, __: Any, output: Any) -> None:
-            key = (path, calls.get(path, 0))
-            calls[path] = key[1] + 1
-            if key in last:
-                floating = [t for t in tensors_of(output) if t.is_floating_point()]
-                counted[last[key]].output = floating[0].numel() if floating else 0
-
-        return enter, leave
-
-    modules = dict(module.named_modules())
-    handles = []
-    for path in {start.module for link in links for start in link.calls}:
-        enter, leave = hooks(path)
-        handles += [modules[path].register_forward_pre_hook(enter), modules[path].register_forward_hook(leave)]
-    try:
-        with flops, torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), torch.enable_grad():
-            call()
-            settle()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return counted
-
-
-def _kept_kind(tensor: torch.Tensor, own: torch.dtype) -> tuple[str, int]:
-    """Tensors in the module's own type follow the job's precision; the rest keep their bytes."""
-    if tensor.dtype == own:
-        return "activation", tensor.element_size()
-    if tensor.dtype == torch.float32:
-        return "fp32", 4
-    return "byte", 1
-
-
-def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int, first: bool) -> Layer:
+def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int) -> Layer:
     """Turn the counts at each length into polynomials per sample."""
     flops = _quadratic(lengths, [run.flops / batch for run in runs])
     keeps = []
@@ -214,17 +240,17 @@ def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int, firs
         c0, c1, c2 = _quadratic(lengths, [run.kept[kind] / batch for run in runs])
         if c0 or c1 or c2:
             keeps.append(Kept(f"saved_{kind}", c1, c2, c0, dtype=kind, scope="whole"))
-    op = Op(
-        "forward", "traced", flops[1], flops[2], flops[0], pairs="full", scope="whole",
-        weights=(Weight(link.parameters),) if link.parameters else (), keeps=tuple(keeps),
-    )  # fmt: skip
-    width = runs[-1].output / batch / lengths[-1]
+    weights = [Weight(link.parameters)] if link.parameters else []
+    weights += [Weight(link.frozen, frozen=True)] if link.frozen else []
+    ops = [
+        Op("forward", "traced", flops[1], flops[2], flops[0], pairs="full", scope="whole", weights=tuple(weights),
+           keeps=tuple(keeps))
+    ]  # fmt: skip
+    if link.tied:
+        ops.append(Op("tied", "traced", scope="whole", weights=(Weight(link.tied),), tied=True))
+    width = link.crossing / batch / lengths[0]
     tokens = 1 if lengths == [1] else 0
-    return Layer(link.name, "module", (op,), width, block=link.block, tokens=tokens)
-
-
-def _replace_input(layer: Layer, previous: Layer | None) -> Layer:
-    return replace(layer, width_in=previous.width_out) if previous else layer
+    return Layer(link.name, "module", tuple(ops), width, block=link.block, tokens=tokens, tied_to=link.tied_to)
 
 
 def _quadratic(lengths: list[int], values: list[float]) -> tuple[float, float, float]:

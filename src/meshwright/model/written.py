@@ -5,6 +5,7 @@ Layers that are alike are written once under `kinds` and referred to by number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -14,6 +15,9 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.model.chain import Model
 from meshwright.model.layer import Kept, Layer, Op, Weight
+from meshwright.tables import Table, convert
+
+_PARTS: dict[str, type] = {"ops": Op, "weights": Weight, "keeps": Kept}
 
 
 def write_model(model: Model) -> dict[str, Any]:
@@ -31,13 +35,13 @@ def write_model(model: Model) -> dict[str, Any]:
     return {"name": model.name, "family": model.family, **facts, "kinds": kinds, "layers": layers}
 
 
-class _WrittenLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WrittenLayer(Table, frozen=True, kw_only=True):
     name: str
     kind: int
     block: str = ""
 
 
-class _WrittenModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WrittenModel(Table, frozen=True, kw_only=True):
     name: str
     family: str
     kinds: list[dict[str, Any]]
@@ -49,20 +53,44 @@ class _WrittenModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def written_model(table: Mapping[str, Any]) -> Model:
     """Rebuild a model from its table."""
-    try:
-        written = msgspec.convert(dict(table), _WrittenModel)
-        layers = []
-        for row in written.layers:
-            body = {"name": row.name, "block": row.block, **written.kinds[row.kind]}
+    written = convert(dict(table), _WrittenModel)
+    for i, kind in enumerate(written.kinds):
+        _check(kind, Layer, f"kinds[{i}]")
+    layers = []
+    for i, row in enumerate(written.layers):
+        if not 0 <= row.kind < len(written.kinds):
+            raise InputError(f"is {row.kind}", field=f"layers[{i}].kind", valid=f"0 to {len(written.kinds) - 1}")
+        body = {"name": row.name, "block": row.block, **written.kinds[row.kind]}
+        try:
             layers.append(msgspec.convert(body, Layer))
-    except (msgspec.ValidationError, IndexError) as error:
-        raise InputError(f"is not a written-out model: {error}") from None
-    if not layers:
-        raise InputError("has no layers", field="layers")
+        except msgspec.ValidationError as error:
+            raise InputError(f"is not a layer: {error}", field=f"kinds[{row.kind}]") from None
+    names = [layer.name for layer in layers]
+    if not layers or len(set(names)) != len(names):
+        raise InputError("needs layers with names of their own", field="layers")
     return Model(
         written.name, written.family, tuple(layers), written.max_seq_len, written.learned_positions, written.tokens,
         reference=dict(table),
     )  # fmt: skip
+
+
+def _check(part: Any, kind: type, where: str) -> None:
+    """Fields that exist and numbers that can be: finite, not negative, and units to divide by."""
+    if not isinstance(part, dict):
+        raise InputError("is not an object", field=where)
+    known = {field.name for field in fields(kind)}
+    for name, value in part.items():
+        if name not in known:
+            raise InputError(f"unknown field '{name}'", field=where, valid=", ".join(sorted(known)))
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise InputError(f"is {value}", field=f"{where}.{name}", valid="0 or more")
+        if name in _PARTS:
+            for i, item in enumerate(value if isinstance(value, list) else [value]):
+                _check(item, _PARTS[name], f"{where}.{name}[{i}]")
+    if kind is Weight and (part.get("units", 1) < 1 or (part.get("split") == "expert" and part.get("experts", 0) < 1)):
+        raise InputError(
+            "has nothing to divide by", field=where, valid="units of 1 or more, experts where split is expert"
+        )
 
 
 def _without_defaults(item: Layer | Op | Weight | Kept) -> dict[str, Any]:
@@ -70,9 +98,6 @@ def _without_defaults(item: Layer | Op | Weight | Kept) -> dict[str, Any]:
     facts = {}
     for fact in fields(item):
         value = getattr(item, fact.name)
-        if value == fact.default:
-            continue
-        facts[fact.name] = (
-            [_without_defaults(v) for v in value] if fact.name in {"ops", "weights", "keeps"} else full[fact.name]
-        )
+        if value != fact.default:
+            facts[fact.name] = [_without_defaults(v) for v in value] if fact.name in _PARTS else full[fact.name]
     return facts

@@ -2,7 +2,8 @@
 
 from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import OPTIMIZERS, Job
-from meshwright.plan.rules import RULES, check, rule_name, violations
+from meshwright.plan.reading import read_plan
+from meshwright.plan.rules import RULES, check, rule_name
 from meshwright.plan.schedule import Schedule, group_of_stage, in_flight
 from meshwright.plan.schema import schema
 from meshwright.plan.short import parse_short
@@ -10,5 +11,5 @@ from meshwright.plan.strategy import Offload, Span, Strategy, Swap
 
 __all__ = [
     "OPTIMIZERS", "RULES", "Backup", "Compression", "Job", "Offload", "Pipeline", "Plan", "Schedule", "Span", "Stage",
-    "Strategy", "Swap", "check", "group_of_stage", "in_flight", "parse_short", "rule_name", "schema", "violations",
+    "Strategy", "Swap", "check", "group_of_stage", "in_flight", "parse_short", "read_plan", "rule_name", "schema",
 ]  # fmt: skip

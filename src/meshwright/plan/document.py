@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from meshwright.errors import InputError
-from meshwright.files import pretty_json, read_json, write_text
+from meshwright.files import parse_json, pretty_json, read_json, write_text
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import Schedule
 from meshwright.plan.spans import device_ranks
 from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
-from meshwright.tables import Table, convert
+from meshwright.tables import Table
 
 FORMAT: Final = "meshwright-plan"
 VERSION = 1
@@ -51,7 +49,7 @@ class Compression(Table, frozen=True, kw_only=True):
     """Gradients of some layers that travel compressed."""
 
     layers: str
-    algorithm: str
+    algorithm: Annotated[str, Meta(min_length=1)]
     options: dict[str, float | str] = {}
 
 
@@ -76,6 +74,7 @@ class Plan(Table, frozen=True, kw_only=True):
     pipelines: Annotated[tuple[Pipeline, ...], Meta(min_length=1)]
     format: Literal["meshwright-plan"] = FORMAT
     version: Annotated[int, Meta(ge=1)] = VERSION
+    schema: Annotated[str, Meta(description="for editors")] = msgspec.field(default="", name="$schema")
     compression: tuple[Compression, ...] = ()
     backup: Backup | None = None
     search: dict[str, Any] | None = None
@@ -84,42 +83,33 @@ class Plan(Table, frozen=True, kw_only=True):
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan in full or short form, check it against every rule, and return it."""
-        try:
-            return Plan.of(read_json(path), file=str(path))
-        except InputError as error:
-            raise error.at(file=str(path)) from None
+        return Plan.of(read_json(path), file=str(path))
 
     @staticmethod
     def of(table: object, job: Job | None = None, file: str = "") -> Plan:
-        """From the contents of a document; the short form may leave the job to the argument."""
-        from meshwright.plan.rules import check
-        from meshwright.plan.short import expand
+        """From the contents of a document; the short form may leave the job to the argument.
 
-        if not isinstance(table, Mapping):
-            raise InputError(f"holds a {type(table).__name__}, expected an object", file=file)
-        body = {key: value for key, value in table.items() if key != "$schema"}
-        if "pipelines" in body or body.get("format") == FORMAT:
-            _check_version(body, file)
-            plan = convert(body, Plan, file=file)
-        else:
-            plan = expand(body, job, file)
-        check(plan, job)
-        return plan
+        A model or cluster that the document names by path is looked up beside `file` and becomes part of
+        the plan, which so stands on its own.
+        """
+        from meshwright.plan.reading import read_plan
+
+        return read_plan(table, job, file)[0]
 
     @staticmethod
     def parse(text: str) -> Plan:
         """From JSON text."""
-        from meshwright.files import parse_json
-
         return Plan.of(parse_json(text))
 
     def to_table(self) -> dict[str, Any]:
         """Plain dicts and lists, in the order people read: the full form of the document."""
-        table: dict[str, Any] = {"format": self.format, "version": self.version}
+        table: dict[str, Any] = {"$schema": self.schema} if self.schema else {}
+        table |= {"format": self.format, "version": self.version}
         table["job"] = _plain(self.job)
         table["pipelines"] = [_pipeline_table(pipeline) for pipeline in self.pipelines]
         for name in ("compression", "backup", "search", "estimate"):
-            if value := getattr(self, name):
+            value = getattr(self, name)
+            if value not in (None, ()):
                 table[name] = _plain(value)
         return table
 
@@ -143,13 +133,6 @@ class Plan(Table, frozen=True, kw_only=True):
 def _plain(value: object) -> Any:
     """Lists, dicts and numbers, as JSON knows them."""
     return msgspec.json.decode(msgspec.json.encode(value))
-
-
-def _check_version(body: Mapping[str, Any], file: str) -> None:
-    version = body.get("version", VERSION)
-    if isinstance(version, int) and version > VERSION:
-        problem = f"is {version}, written by a newer meshwright; this one reads up to {VERSION}"
-        raise InputError(problem, file=file, field="version", valid=f"1 to {VERSION}")
 
 
 def _pipeline_table(pipeline: Pipeline) -> dict[str, Any]:

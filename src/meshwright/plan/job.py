@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -84,28 +85,33 @@ class WrittenJob(Table, frozen=True, kw_only=True):
     precision: str = "bf16"
     optimizer: str = "adamw"
 
-    def resolve(self, field: str = "job") -> Job:
-        """Find the model and the cluster this document names."""
-        try:
-            model = Model.load(self.model)
-        except InputError as error:
-            raise _inside(error, f"{field}.model") from None
-        try:
-            cluster = Cluster.load(self.cluster)
-        except InputError as error:
-            raise _inside(error, f"{field}.cluster") from None
-        try:
-            return Job(model, cluster, self.global_batch, self.seq_len, self.precision, self.optimizer)
-        except InputError as error:
-            error.field = f"{field}.{error.field}".rstrip(".")
-            raise
+    def resolve(self, folder: str = "", field: str = "job") -> Job:
+        """Find the model and the cluster this document names; paths are relative to `folder`."""
+        model = _inside(f"{field}.model", lambda: Model.load(_beside(self.model, folder)))
+        cluster = _inside(f"{field}.cluster", lambda: Cluster.load(_beside(self.cluster, folder)))
+        return _inside(
+            field, lambda: Job(model, cluster, self.global_batch, self.seq_len, self.precision, self.optimizer)
+        )
 
 
-def _inside(error: InputError, field: str) -> InputError:
-    """The error keeps its own file if it has one (a config.json); otherwise it is a field of this document."""
-    if not error.file:
-        error.field = f"{field}.{error.field}".rstrip(".")
-    return error
+T = TypeVar("T")
+
+
+def _inside(field: str, make: Callable[[], T]) -> T:
+    """An error of a file of its own (a config.json) keeps its place; any other is at a field of this document."""
+    try:
+        return make()
+    except InputError as error:
+        if not error.file:
+            error.field = ".".join(part for part in (field, error.field) if part).lstrip(".")
+        raise
+
+
+def _beside(what: str | dict[str, Any], folder: str) -> str | dict[str, Any]:
+    """A path as seen from the document's folder, if something is there."""
+    if isinstance(what, str) and folder and os.path.exists(os.path.join(folder, what)):
+        return os.path.join(folder, what)
+    return what
 
 
 def _plain_reference(reference: str | Mapping[str, Any]) -> str | dict[str, Any]:

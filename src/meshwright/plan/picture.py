@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 from rich.console import Group
@@ -23,6 +24,7 @@ _MEMORY = (
     ("gradients", "g", "#2a8b8b"),
     ("optimizer", "o", "#3a7d44"),
     ("activations", "a", "#c4622d"),
+    ("swapped_in", "s", "#7d7a2c"),
     ("working", "w", "#8e4585"),
 )
 _BAR = 40
@@ -71,8 +73,8 @@ def strategy_text(span: Span) -> str:
 
 def _letters(plan: Plan) -> dict[str, str]:
     texts = dict.fromkeys(strategy_text(span) for p in plan.pipelines for stage in p.stages for span in stage.spans)
-    names = [chr(ord("A") + i) if i < 26 else f"{i}" for i in range(len(texts))]
-    return dict(zip(texts, names, strict=True))
+    symbols = string.ascii_uppercase + string.ascii_lowercase + string.digits
+    return {text: symbols[i] if i < len(symbols) else "#" for i, text in enumerate(texts)}
 
 
 def _colour(letters: dict[str, str], text: str) -> str:
@@ -81,9 +83,8 @@ def _colour(letters: dict[str, str], text: str) -> str:
 
 def _title(plan: Plan, job: Job) -> Text:
     title = Text(f"{job.model.name} on {job.cluster.name}", style="bold")
-    title.append(
-        f"   batch {job.global_batch} x {job.seq_len} tokens, {job.precision}, {job.optimizer}", style="not bold"
-    )
+    samples = f"{job.global_batch} x {job.seq_len} tokens" if job.seq_len > 1 else f"{job.global_batch} samples"
+    title.append(f"   batch {samples}, {job.precision}, {job.optimizer}", style="not bold")
     idle = job.cluster.devices - plan.devices
     title.append(f"   {plan.devices} devices" + (f", {idle} idle" if idle else ""), style="not bold")
     return title
@@ -103,7 +104,7 @@ def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, wid
     columns = min(max(width - 34, 20), count)
     table = RichTable(box=None, pad_edge=False, show_header=True, header_style="dim")
     table.add_column("devices", no_wrap=True)
-    table.add_column(f"{job.model.layers[0].name} ... {job.model.layers[-1].name} ({count} layers)", no_wrap=True)
+    table.add_column(Text(f"{job.model.layers[0].name} ... {job.model.layers[-1].name} ({count} layers)"), no_wrap=True)
     table.add_column("layers", no_wrap=True)
     rows: list[list[str]] = [[""] * count for _ in range(groups)]
     spans: list[list[str]] = [[] for _ in range(groups)]
@@ -119,7 +120,7 @@ def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, wid
         for text in bundled:
             cells.append(letters[text] if text else "·", style=f"white on {_colour(letters, text)}" if text else "dim")
         shown = spans[group][0] if len(spans[group]) == 1 else f"{spans[group][0]} +{len(spans[group]) - 1}"
-        table.add_row(pipeline.stages[group].devices, cells, shown)
+        table.add_row(Text(pipeline.stages[group].devices), cells, Text(shown))
     return table
 
 
@@ -139,9 +140,11 @@ def _memory(memory: Sequence[StageMemory]) -> RichTable:
             drawn += cells
         bar.append("·" * (_BAR - drawn), style="dim")
         label = Text(f"{size(row.total)} of {size(row.capacity)}")
+        if row.host:
+            label.append(f" + {size(row.host)} on the host")
         if row.short_by:
             label.append(f"  short by {size(row.short_by)}", style="bold red")
-        table.add_row(row.devices, bar, label)
+        table.add_row(Text(row.devices), bar, label)
     return table
 
 
@@ -152,5 +155,5 @@ def _legend(letters: dict[str, str]) -> Text:
         legend.append(f" {text}\n")
     for name, letter, colour in _MEMORY:
         legend.append(f" {letter} ", style=f"white on {colour}")
-        legend.append(f" {name}  ")
+        legend.append(f" {name.replace('_', ' ')}  ")
     return legend

@@ -14,8 +14,8 @@ from meshwright.errors import InputError, PlanError
 from meshwright.model import Layer
 from meshwright.plan.document import Pipeline, Plan, Stage
 from meshwright.plan.job import Job
-from meshwright.plan.schedule import V_SHAPED, group_of_stage
-from meshwright.plan.spans import layer_range
+from meshwright.plan.schedule import V_SHAPED, group_of_stage, table_faults
+from meshwright.plan.spans import layer_range, layers_of
 from meshwright.plan.strategy import DEFAULT_ORDER, Span
 
 
@@ -52,30 +52,15 @@ class Case:
         ]
 
     def layers(self, span: Span) -> tuple[Layer, ...]:
-        found = layer_range(self.job.model, span.layers)
-        return self.job.model.layers[found.start : found.stop]
+        return layers_of(self.job.model, span.layers)
 
 
-def check(plan: Plan, job: Job | None = None) -> Job:
-    """Raise the first broken rule as a `PlanError`; return the job of a plan that keeps them all."""
-    case = Case(plan, job or plan.resolve())
+def check(plan: Plan, job: Job) -> None:
+    """Raise the first broken rule as a `PlanError`."""
+    case = Case(plan, job)
     for rule in RULES:
         for broken in rule(case):
-            raise _error(rule, broken)
-    return case.job
-
-
-def violations(plan: Plan, job: Job | None = None) -> list[PlanError]:
-    """Everything the first failing rule has to say (later rules rely on it)."""
-    case = Case(plan, job or plan.resolve())
-    for rule in RULES:
-        if found := [_error(rule, broken) for broken in rule(case)]:
-            return found
-    return []
-
-
-def _error(rule: Callable[[Case], Iterator[Broken]], broken: Broken) -> PlanError:
-    return PlanError(rule_name(rule), broken.problem, field=broken.field, valid=broken.valid)
+            raise PlanError(rule_name(rule), broken.problem, field=broken.field, valid=broken.valid)
 
 
 def rule_name(rule: Callable[[Case], Iterator[Broken]]) -> str:
@@ -118,7 +103,7 @@ def layer_cover(case: Case) -> Iterator[Broken]:
 def device_sets(case: Case) -> Iterator[Broken]:
     """Devices exist, and two stages share either all their devices (virtual stages) or none."""
     total = case.job.cluster.devices
-    owners: dict[int, tuple[str, str, int]] = {}
+    owners: dict[int, tuple[str, Stage, int]] = {}
     for p, pipeline in enumerate(case.plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             field = f"pipelines[{p}].stages[{s}].devices"
@@ -132,11 +117,10 @@ def device_sets(case: Case) -> Iterator[Broken]:
                 yield Broken(field, problem, f"0 to {total - 1}")
                 continue
             for rank in ranks:
-                other = owners.setdefault(rank, (field, stage.devices, p))
-                if other[1] != stage.devices or other[2] != p:
-                    yield Broken(
-                        field, f"device {rank} is also in {other[0]} ({other[1]})", "the same devices, or others"
-                    )
+                where, other, owner = owners.setdefault(rank, (field, stage, p))
+                if owner != p or other.ranks != ranks:
+                    problem = f"device {rank} is also in {where} ({other.devices})"
+                    yield Broken(field, problem, f"{other.devices}, or devices of its own")
                     break
 
 
@@ -241,7 +225,8 @@ def experts(case: Case) -> Iterator[Broken]:
     has_experts = any(layer.experts for layer in case.job.model.layers)
     for field, _, _, span in case.spans:
         if span.ep * span.etp > 1 and not has_experts:
-            yield Broken(f"{field}.ep", f"{case.job.model.name} has no experts", "1")
+            name = "ep" if span.ep > 1 else "etp"
+            yield Broken(f"{field}.{name}", f"is {getattr(span, name)}; {case.job.model.name} has no experts", "1")
             continue
         for layer in case.layers(span):
             if layer.experts and layer.experts % span.ep:
@@ -250,7 +235,7 @@ def experts(case: Case) -> Iterator[Broken]:
                 break
         if span.devices % (span.ep * span.etp):
             problem = f"ep {span.ep} x etp {span.etp} does not divide the {span.devices} devices of the stage"
-            yield Broken(f"{field}.ep", problem, f"a product that divides {span.devices}")
+            yield Broken(f"{field}.{'ep' if span.ep > 1 else 'etp'}", problem, f"a product that divides {span.devices}")
 
 
 def sequence(case: Case) -> Iterator[Broken]:
@@ -259,7 +244,7 @@ def sequence(case: Case) -> Iterator[Broken]:
         if span.sp and span.tp == 1:
             yield Broken(f"{field}.sp", "sequence parallelism needs tensor parallelism", "false, or tp above 1")
             continue
-        cut = span.ulysses * span.ring * (2 if span.ring > 1 else 1) * (span.tp if span.sp else 1)
+        cut = span.sequence_pieces
         lengths = {layer.length(case.job.seq_len) for layer in case.layers(span)}
         bad = sorted(length for length in lengths if length % cut)
         if bad:
@@ -275,6 +260,11 @@ def zero_groups(case: Case) -> Iterator[Broken]:
         elif span.zero_group and span.replicas % span.zero_group:
             problem = f"{span.zero_group} does not divide the {span.replicas} replicas (dp x ulysses x ring)"
             yield Broken(f"{field}.zero_group", problem, f"a divisor of {span.replicas}")
+        elif span.zero_group and any(layer.experts for layer in case.layers(span)):
+            small, large = sorted((span.zero_group, span.expert_replicas))
+            if large % small:
+                problem = f"{span.zero_group} does not fit the {span.expert_replicas} replicas of the experts"
+                yield Broken(f"{field}.zero_group", problem, f"a divisor or a multiple of {span.expert_replicas}")
 
 
 def recompute(case: Case) -> Iterator[Broken]:
@@ -294,7 +284,10 @@ def swaps(case: Case) -> Iterator[Broken]:
         if span.swap is None:
             continue
         stages = pipeline.stages
-        if span.swap.to >= len(stages) or stages[span.swap.to].devices == stage.devices:
+        if span.swap.activations + span.offload.activations > 1:
+            problem = f"swaps {span.swap.activations:g} and offloads {span.offload.activations:g} of the activations"
+            yield Broken(f"{field}.swap.activations", problem, "fractions that sum to 1 at most")
+        elif span.swap.to >= len(stages) or stages[span.swap.to].ranks == stage.ranks:
             problem = f"stage {span.swap.to} is not another stage on other devices"
             yield Broken(f"{field}.swap.to", problem, f"0 to {len(stages) - 1}, on other devices than {stage.devices}")
 
@@ -324,18 +317,22 @@ def _schedule_shape(field: str, pipeline: Pipeline) -> Iterator[Broken]:
 def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
     schedule, stages = pipeline.schedule, pipeline.stages
     groups = len(stages) // schedule.virtual
-    if len({stage.devices for stage in stages}) != groups:
-        found = len({stage.devices for stage in stages})
+    found = len({stage.ranks for stage in stages})
+    if found != groups:
         yield Broken(
             f"{field}.virtual", f"{len(stages)} stages on {found} device groups, {schedule.virtual} per group asked for"
         )
         return
     for s, stage in enumerate(stages):
-        expected = stages[group_of_stage(schedule, len(stages), s)].devices
-        if stage.devices != expected:
-            problem = f"{schedule.name} runs stage {s} on devices {expected}, not {stage.devices}"
-            yield Broken(field.replace("schedule", f"stages[{s}].devices"), problem, expected)
+        expected = stages[group_of_stage(schedule, len(stages), s)]
+        if stage.ranks != expected.ranks:
+            problem = f"{schedule.name} runs stage {s} on devices {expected.devices}, not {stage.devices}"
+            yield Broken(field.replace("schedule", f"stages[{s}].devices"), problem, expected.devices)
             return
+    if schedule.name == "custom":
+        for row, problem in table_faults(schedule, len(stages), pipeline.micro_batches):
+            yield Broken(f"{field}.table[{row}]", problem)
+        return
     if schedule.name == "dualpipev" and pipeline.micro_batches < len(stages):
         problem = f"dualpipev needs a micro-batch per stage: {pipeline.micro_batches} for {len(stages)}"
         yield Broken(field.replace("schedule", "micro_batches"), problem, f"{len(stages)} or more")
@@ -347,14 +344,20 @@ def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
         yield Broken(field.replace("schedule", "micro_batches"), problem, f"a multiple of {groups}")
 
 
+# What a device must have to compute in a precision; block-scaled 8-bit came with the 4-bit units.
+_NATIVE = {"tf32": "tf32", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
+
+
 def precision_supported(case: Case) -> Iterator[Broken]:
     """Every device in use computes in the job's precision."""
-    native = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(case.job.precision)
+    wanted = case.job.precision
     for field, _, stage in case.stages:
         for device in case.job.cluster.kinds(stage.ranks):
-            if native and native not in device.flops:
+            native = _NATIVE.get(wanted)
+            missing = (native and native not in device.flops) or (wanted == "nvfp4" and device.vendor != "nvidia")
+            if missing:
                 valid = ["fp32", "fp16", *sorted(set(device.flops) & {"tf32", "bf16", "fp8"})]
-                problem = f"{device.name} does not compute in {native} ({field}.devices)"
+                problem = f"{device.name} does not compute in {wanted} ({field}.devices)"
                 yield Broken("job.precision", problem, ", ".join(valid))
                 return
 
@@ -369,12 +372,19 @@ def memory_known(case: Case) -> Iterator[Broken]:
 
 
 def compressed_layers(case: Case) -> Iterator[Broken]:
-    """Compression names layers the model has."""
+    """Compression names layers the model has, each at most once."""
+    taken: dict[int, int] = {}
     for i, rule in enumerate(case.plan.compression):
         try:
-            layer_range(case.job.model, rule.layers)
+            found = layer_range(case.job.model, rule.layers)
         except InputError as error:
             yield Broken(f"compression[{i}].layers", error.problem, error.valid)
+            continue
+        for index in found:
+            if taken.setdefault(index, i) != i:
+                name = case.job.model.layers[index].name
+                yield Broken(f"compression[{i}].layers", f"{name} is already in compression[{taken[index]}]")
+                break
 
 
 RULES: tuple[Callable[[Case], Iterator[Broken]], ...] = (

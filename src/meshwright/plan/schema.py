@@ -17,8 +17,6 @@ def schema() -> dict[str, Any]:
     'meshwright plan'
     """
     _, parts = msgspec.json.schema_components([Plan, ShortPlan], ref_template="#/$defs/{name}")
-    for form in ("Plan", "ShortPlan"):
-        parts[form]["properties"]["$schema"] = {"type": "string"}
     for part in parts.values():
         part["description"] = part.get("description", "").split("\n")[0]
     made = {

@@ -10,6 +10,7 @@ embedding with the first and the head with the last.
 from __future__ import annotations
 
 import re
+from math import lcm
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage
 from meshwright.plan.spans import device_ranks, device_text, span_name
-from meshwright.plan.strategy import Axis, Degree, Offload, Span
+from meshwright.plan.strategy import Axis, Degree, Offload, Span, Strategy, Swap
 from meshwright.tables import Table, convert
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class ShortStage(ShortStrategy, frozen=True, kw_only=True):
     layers: str | UnsetType = UNSET
     devices: str | UnsetType = UNSET
     shares: tuple[Annotated[int, Meta(ge=1)], ...] | UnsetType = UNSET
+    swap: Swap | UnsetType = UNSET
 
 
 class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
@@ -57,8 +59,8 @@ class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
 
     model: str | dict[str, Any] | UnsetType = UNSET
     cluster: str | dict[str, Any] | UnsetType = UNSET
-    global_batch: int | UnsetType = UNSET
-    seq_len: int | UnsetType = UNSET
+    global_batch: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     precision: str | UnsetType = UNSET
     optimizer: str | UnsetType = UNSET
     pp: Degree | UnsetType = UNSET
@@ -69,6 +71,7 @@ class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
     stages: list[ShortStage] = []
     compression: tuple[Compression, ...] = ()
     backup: Backup | None = None
+    schema: str = msgspec.field(default="", name="$schema")
 
 
 _JOB_FIELDS = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
@@ -101,54 +104,62 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
-def expand(table: dict[str, Any], job: Job | None, file: str = "") -> Plan:
-    """The full plan that a short one stands for."""
-    short = convert(table, ShortPlan, file=file)
-    job = _job(short, job, file)
-    stages = _stage_count(short, file)
-    schedule = _schedule(short, file)
-    names = _layers_of_stages(short, job.model, stages * schedule.virtual)
-    spans = [_span(short, job, i, stages, names) for i in range(stages * schedule.virtual)]
-    devices = _devices(short, schedule, spans)
-    batches = _micro_batches(short, job, spans)
-    made = tuple(Stage(devices=d, spans=(s,)) for d, s in zip(devices, spans, strict=True))
-    pipeline = Pipeline(batch=job.global_batch, micro_batches=batches, stages=made, schedule=schedule)
-    return Plan(job=job.written(), pipelines=(pipeline,), compression=short.compression, backup=short.backup)
+def expand(table: dict[str, Any], job: Job | None = None, folder: str = "") -> tuple[Plan, Job]:
+    """The full plan that a short one stands for, and its job."""
+    short = convert(table, ShortPlan)
+    job = _job(short, job, folder)
+    schedule = _schedule(short)
+    groups = _group_count(short, schedule)
+    names = _layers_of_stages(short, job.model, groups * schedule.virtual)
+    spans = [_span(short, job, i, groups, names) for i in range(groups * schedule.virtual)]
+    devices = _devices(short, job, schedule, spans)
+    stages = tuple(Stage(devices=d, spans=(s,)) for d, s in zip(devices, spans, strict=True))
+    pipeline = Pipeline(
+        batch=job.global_batch, micro_batches=_micro_batches(short, job, spans), stages=stages, schedule=schedule
+    )
+    plan = Plan(
+        job=job.written(),
+        pipelines=(pipeline,),
+        compression=short.compression,
+        backup=short.backup,
+        schema=short.schema,
+    )
+    return plan, job
 
 
-def _job(short: ShortPlan, job: Job | None, file: str) -> Job:
+def _job(short: ShortPlan, job: Job | None, folder: str) -> Job:
     given = {name: getattr(short, name) for name in _JOB_FIELDS if getattr(short, name) is not UNSET}
     if job is not None:
         if given:
             name, value = next(iter(given.items()))
-            raise InputError(f"is {value!r} here, but the job is given beside the plan", file=file, field=name)
+            raise InputError(f"is {shorten(repr(value), 40)} here, but the job is given beside the plan", field=name)
         return job
     for name in ("model", "cluster", "global_batch"):
         if name not in given:
-            raise InputError("is required: a plan belongs to a job", file=file, field=name)
-    return convert(given, WrittenJob, file=file).resolve("")
+            raise InputError("is required: a plan belongs to a job", field=name)
+    return convert(given, WrittenJob).resolve(folder, "")
 
 
-def _stage_count(short: ShortPlan, file: str) -> int:
-    """Device groups in the pipeline: `pp`, or the number of stages written out."""
-    virtual = 2 if short.schedule in V_SHAPED and short.virtual is UNSET else _or(short.virtual, 1)
-    if not short.stages:
-        return _or(short.pp, 1)
-    written = len(short.stages)
-    if written % virtual:
-        raise InputError(f"has {written} stages, not a multiple of virtual {virtual}", file=file, field="stages")
-    if _or(short.pp, written // virtual) != written // virtual:
-        problem = f"is {short.pp}, but {written} stages are written out ({virtual} per device group)"
-        raise InputError(problem, file=file, field="pp", valid=str(written // virtual))
-    return written // virtual
-
-
-def _schedule(short: ShortPlan, file: str) -> Schedule:
+def _schedule(short: ShortPlan) -> Schedule:
     virtual = _or(short.virtual, 2 if short.schedule in V_SHAPED else 1)
     name: ScheduleName = _or(short.schedule, "interleaved" if virtual > 1 else "1f1b")
     if name == "custom":
-        raise InputError("a custom schedule needs its table: write the full form", file=file, field="schedule")
+        raise InputError("a custom schedule needs its table: write the full form", field="schedule")
     return Schedule(name=name, virtual=virtual)
+
+
+def _group_count(short: ShortPlan, schedule: Schedule) -> int:
+    """Device groups in the pipeline: `pp`, or the number of stages written out."""
+    if not short.stages:
+        return _or(short.pp, 1)
+    written = len(short.stages)
+    if written % schedule.virtual:
+        raise InputError(f"has {written} stages, not a multiple of virtual {schedule.virtual}", field="stages")
+    groups = written // schedule.virtual
+    if _or(short.pp, groups) != groups:
+        problem = f"is {short.pp}, but {written} stages are written out ({schedule.virtual} per device group)"
+        raise InputError(problem, field="pp", valid=str(groups))
+    return groups
 
 
 def _layers_of_stages(short: ShortPlan, model: Model, stages: int) -> list[str]:
@@ -191,26 +202,26 @@ def _span(short: ShortPlan, job: Job, index: int, groups: int, names: list[str])
         return _or(getattr(own, name), _or(getattr(short, name, UNSET), default))
 
     tp, ulysses, ring = pick("tp", 1), pick("ulysses", 1), pick("ring", 1)
-    dp = pick("dp", 0) or _remaining_dp(own, job, groups, tp * ulysses * ring)
-    divides = job.seq_len % (tp * ulysses * ring) == 0
+    dp = pick("dp", 0) or _remaining_dp(own, job, index, groups, tp * ulysses * ring)
     facts = {
         "layers": names[index], "dp": dp, "tp": tp, "ulysses": ulysses, "ring": ring,
-        "sp": pick("sp", tp > 1 and divides and not job.model.tokens),
         "ep": pick("ep", 1), "etp": pick("etp", 1),
         "zero": pick("zero", 1 if dp * ulysses * ring > 1 else 0), "zero_group": pick("zero_group", 0),
         "recompute": pick("recompute", "none"), "offload": msgspec.to_builtins(pick("offload", Offload())),
     }  # fmt: skip
-    for name in ("order", "shares"):
-        if value := pick(name, ()):
-            facts[name] = list(value)
-    field = f"stages[{index}]" if short.stages else ""
-    return convert(facts, Span, prefix=field)
+    for name in ("order", "shares", "swap"):
+        if value := pick(name, None):
+            facts[name] = msgspec.to_builtins(value)
+    cut = Strategy(tp=tp, ulysses=ulysses, ring=ring, sp=True)
+    divides = job.seq_len % cut.sequence_pieces == 0 and not job.model.tokens
+    facts["sp"] = pick("sp", tp > 1 and divides)
+    return convert(facts, Span, prefix=f"stages[{index}]" if short.stages else "")
 
 
-def _remaining_dp(own: ShortStage, job: Job, groups: int, model_parallel: int) -> int:
+def _remaining_dp(own: ShortStage, job: Job, index: int, groups: int, model_parallel: int) -> int:
     """Replicas that fill the devices of this stage, or of the whole cluster."""
     if isinstance(own.devices, str):
-        devices, where = len(device_ranks(own.devices)), f"the {own.devices} devices of the stage"
+        devices, where = len(_ranks(own.devices, index)), f"the devices {own.devices} of the stage"
         per_replica = model_parallel
     else:
         devices, where = job.cluster.devices, f"the {job.cluster.devices} devices of {job.cluster.name}"
@@ -221,26 +232,37 @@ def _remaining_dp(own: ShortStage, job: Job, groups: int, model_parallel: int) -
     return devices // per_replica
 
 
-def _devices(short: ShortPlan, schedule: Schedule, spans: list[Span]) -> list[str]:
-    """Consecutive devices for each group; stages of one group share them."""
-    groups: dict[int, str] = {}
-    following = 0
-    texts = []
-    for i, span in enumerate(spans):
-        written = short.stages[i].devices if short.stages else UNSET
-        group = group_of_stage(schedule, len(spans), i)
-        if isinstance(written, str):
-            groups[group] = written
-        elif group not in groups:
-            groups[group] = device_text(following, span.devices)
-        following += span.devices if i < len(spans) // schedule.virtual else 0
-        texts.append(groups[group])
-    return texts
+def _ranks(text: str, index: int) -> tuple[int, ...]:
+    try:
+        return device_ranks(text)
+    except InputError as error:
+        raise error.at(field=f"stages[{index}].devices") from None
+
+
+def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) -> list[str]:
+    """Devices as written; every other group takes the next ones that are free. Stages of one group share them."""
+    groups = len(spans) // schedule.virtual
+    written = {
+        group_of_stage(schedule, len(spans), i): text
+        for i, stage in enumerate(short.stages)
+        if isinstance(text := stage.devices, str)
+    }
+    taken = {rank for group, text in written.items() for rank in _ranks(text, group)}
+    free = [rank for rank in range(job.cluster.devices) if rank not in taken]
+    needed = sum(spans[group].devices for group in range(groups) if group not in written)
+    if needed > len(free):
+        product = f"dp x tp x ulysses x ring over {groups} groups needs {needed + len(taken)} devices"
+        raise PlanError("degrees", f"{product}, {job.cluster.name} has {job.cluster.devices}", field="dp")
+    for group in range(groups):
+        if group not in written:
+            count = spans[group].devices
+            written[group], free = device_text(free[:count]), free[count:]
+    return [written[group_of_stage(schedule, len(spans), i)] for i in range(len(spans))]
 
 
 def _micro_batches(short: ShortPlan, job: Job, spans: list[Span]) -> int:
     """Count of micro-batches from their size per replica, or as written; both must agree."""
-    dp = spans[0].dp
+    dp = lcm(*(span.dp for span in spans))  # stages may differ: a micro-batch must divide over all of them
     size = _or(short.micro_batch, 1)
     samples = size * dp
     count = _or(short.micro_batches, 0)

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from meshwright.errors import InputError, shorten
-from meshwright.model import Model
+from meshwright.model import Layer, Model
 
 MOST_DEVICES = 1_000_000
 
@@ -24,6 +24,12 @@ def layer_range(model: Model, text: str) -> range:
     if end < start:
         raise InputError(f"the span '{shorten(text)}' ends before it begins", valid="FIRST..LAST in the model's order")
     return range(start, end + 1)
+
+
+def layers_of(model: Model, text: str) -> tuple[Layer, ...]:
+    """The layers of a span."""
+    found = layer_range(model, text)
+    return model.layers[found.start : found.stop]
 
 
 def span_name(model: Model, layers: range) -> str:
@@ -45,22 +51,31 @@ def device_ranks(text: str) -> tuple[int, ...]:
     """
     ranks: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?:/(\d{1,6}))?)?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?:/(\d{1,6}))?)?\s*", part, re.ASCII)
         if not match:
             problem = f"'{shorten(text)}' is not a set of devices"
             raise InputError(problem, valid="numbers and ranges such as 0-31 or 0-7,16-23 or 0-62/2")
         low = int(match[1])
         high, step = int(match[2] or low), int(match[3] or 1)
         if high < low or step < 1 or high >= MOST_DEVICES:
-            raise InputError(
-                f"'{shorten(part)}' is not a range of devices", valid=f"0 to {MOST_DEVICES - 1}, low to high"
-            )
+            valid = f"0 to {MOST_DEVICES - 1}, low to high"
+            raise InputError(f"'{shorten(part)}' is not a range of devices", valid=valid)
         ranks.extend(range(low, high + 1, step))
     if len(set(ranks)) != len(ranks):
         raise InputError(f"'{shorten(text)}' names a device twice")
     return tuple(ranks)
 
 
-def device_text(first: int, count: int) -> str:
-    """Consecutive devices in the notation of a plan."""
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+def device_text(ranks: list[int]) -> str:
+    """Devices in the notation of a plan.
+
+    >>> device_text([0, 1, 2, 3]), device_text([5]), device_text([0, 1, 4, 5])
+    ('0-3', '5', '0-1,4-5')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

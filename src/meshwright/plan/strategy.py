@@ -78,23 +78,32 @@ class Strategy(Table, frozen=True, kw_only=True):
         """Devices that hold the same experts."""
         return max(self.devices // (self.ep * self.etp), 1)
 
-    def largest_share(self, samples: int) -> int:
-        """Samples of a micro-batch of `samples` on the busiest replica."""
-        return max(self.shares) if self.shares else samples // self.dp
+    @property
+    def sequence_pieces(self) -> int:
+        """Pieces a sequence is cut into; a ring takes two per device, to balance a causal mask."""
+        return self.ulysses * self.ring * (2 if self.ring > 1 else 1) * (self.tp if self.sp else 1)
 
-    def slice_of(self, samples: int, seq_len: int, precision: str) -> Slice:
-        """The piece of a micro-batch of `samples` that one device works on."""
-        return Slice(
-            self.largest_share(samples),
-            seq_len,
-            precision,
-            self.tp,
-            self.sp,
-            self.ulysses,
-            self.ring,
-            self.ep,
-            self.etp,
-        )
+    def replica(self, position: int) -> int:
+        """The data-parallel replica of the device at a position of the stage.
+
+        Devices of a stage are laid out as a grid, its axes in `order` from adjacent devices outwards. Experts
+        fold over the same positions: etp over adjacent devices, then ep, then the experts' replicas. A ZeRO group is
+        so many adjacent replicas.
+        """
+        stride = 1
+        for axis in self.order:
+            if axis == "dp":
+                break
+            stride *= getattr(self, axis)
+        return position // stride % self.dp
+
+    def share(self, samples: int, replica: int) -> int:
+        """Samples of a micro-batch of `samples` that a replica takes."""
+        return self.shares[replica] if self.shares else samples // self.dp
+
+    def cut(self, micro_batch: int, seq_len: int, precision: str) -> Slice:
+        """The piece of work of one device whose replica takes `micro_batch` samples."""
+        return Slice(micro_batch, seq_len, precision, self.tp, self.sp, self.ulysses, self.ring, self.ep, self.etp)
 
 
 class Span(Strategy, frozen=True, kw_only=True):

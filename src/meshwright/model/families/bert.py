@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from meshwright.model.blocks import Attention, Mlp, Place, embedding, language_head, matmul, norm
+from dataclasses import replace
+
+from meshwright.model.attention import Attention
+from meshwright.model.ends import embedding, language_head
 from meshwright.model.families.decoder import chain
 from meshwright.model.families.fields import Fields
-from meshwright.model.layer import Kept, Layer, Op
+from meshwright.model.feed_forward import Mlp
+from meshwright.model.layer import Kept, Layer, Op, Weight
+from meshwright.model.operators import Place, layer_input, matmul, norm
 
 
 def bert_layers(f: Fields) -> list[Layer]:
+    f.refuse_if("add_cross_attention")
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     vocab, blocks = f.integer("vocab_size"), f.layers("num_hidden_layers")
     positions, types = f.integer("max_position_embeddings", default=512), f.integer("type_vocab_size", default=2)
@@ -22,7 +28,7 @@ def bert_layers(f: Fields) -> list[Layer]:
     )  # fmt: skip
     mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
     embed = embedding(
-        Place("embed"), vocab, hidden, positions=positions, types=types, norm_kind="layer", dropout=dropout
+        Place("embed"), vocab, hidden, positions=positions, types=types, norm_kind="layer", dropout_rate=dropout
     )
     next_sentence = "BertForMaskedLM" not in (f["architectures"] or [])
     tied = f.flag("tie_word_embeddings", True)
@@ -33,23 +39,20 @@ def bert_layers(f: Fields) -> list[Layer]:
 
 def _pooler(hidden: int) -> Layer:
     """tanh over the first token and the next-sentence classifier: parameters, next to no work."""
-    ops = (
-        Op("pool", "elementwise", scope="sequence", flops_per_sample=2.0 * hidden * hidden,
-           weights=matmul("pool", hidden, hidden, bias=True, cut="none").weights,
-           keeps=(Kept("pooled", per_sample=2 * hidden),)),
-        Op("next_sentence", "elementwise", scope="sequence", flops_per_sample=4.0 * hidden,
-           weights=matmul("next_sentence", hidden, 2, bias=True, cut="none").weights),
-    )  # fmt: skip
-    return Layer("pooler", "pooler", ops, hidden, width_in=hidden)
+
+    def per_sample(name: str, n: int, *keeps: Kept) -> Op:
+        dense = matmul(name, hidden, n, bias=True, cut="none", keeps=keeps)
+        return replace(dense, flops_per_token=0.0, flops_per_sample=dense.flops_per_token)
+
+    ops = (per_sample("pool", hidden, Kept("pooled", per_sample=2 * hidden)), per_sample("next_sentence", 2))
+    return Place("pooler").layer("pooler", ops, hidden)
 
 
 def _masked_language_head(vocab: int, hidden: int, tied_to: str) -> Layer:
     """Dense, GELU, norm, then the (tied) vocabulary projection, whose bias is its own."""
-    transform = matmul(
-        "transform", hidden, hidden, bias=True, cut="none",
-        keeps=(Kept("input", hidden, dtype="matmul"), Kept("transformed", 2 * hidden)),
-    )  # fmt: skip
+    kept = (Kept("transformed", 2 * hidden),)
     head = language_head(Place("head"), vocab, hidden, tied_to=tied_to)
-    bias = Op("bias", "elementwise", weights=matmul("bias", 0, vocab, bias=True, units=vocab).weights)
-    ops = (transform, norm("norm", hidden, "layer"), *head.ops, bias)
-    return Layer("head", "head", ops, 0.0, width_in=hidden, tied_to=tied_to)
+    biases = vocab if tied_to else 2 * vocab  # an untied decoder has a bias beside the head's own
+    bias = Op("bias", "elementwise", weights=(Weight(biases, "tensor", vocab),))
+    transform = matmul("transform", hidden, hidden, bias=True, cut="none", keeps=kept)
+    return replace(head, ops=(layer_input(hidden), transform, norm("norm", hidden, "layer"), *head.ops, bias))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.model.blocks import Attention, LatentAttention, Mlp, Moe, Place, embedding, final_norm, language_head
+from meshwright.model.attention import Attention, LatentAttention
+from meshwright.model.ends import embedding, final_norm, language_head
 from meshwright.model.families.fields import Fields
+from meshwright.model.feed_forward import Mlp, Moe
 from meshwright.model.layer import Layer
+from meshwright.model.operators import NormKind, Place
 
 LayerAt = Callable[[Place], Layer]
 
@@ -36,46 +39,46 @@ def _named_by_kind(layer: Layer) -> Layer:
 
 
 def gpt2_layers(f: Fields) -> list[Layer]:
+    f.refuse_if("add_cross_attention")
     hidden, heads = f.integer("n_embd", "hidden_size"), f.integer("n_head", "num_attention_heads")
-    vocab, positions = f.integer("vocab_size"), f.integer("n_positions", "max_position_embeddings", default=1024)
-    blocks = f.layers("n_layer", "num_hidden_layers")
+    positions = f.integer("n_positions", "max_position_embeddings", default=1024)
+    vocab, blocks = f.integer("vocab_size"), f.layers("n_layer", "num_hidden_layers")
     width = f.integer("n_inner", default=4 * hidden)
     f.divides("n_head", heads, "n_embd", hidden)
     f.require_complete()
-    dropout = f.fraction("resid_pdrop")
-    attention = Attention(
-        hidden, heads, heads, hidden // heads, norm="layer", qkv_bias=True, out_bias=True, dropout=dropout,
-        score_dropout=f.fraction("attn_pdrop"),
-    )  # fmt: skip
-    mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
-    tied = f.flag("tie_word_embeddings", True)
-    embed = embedding(Place("embed"), vocab, hidden, positions=positions, dropout=f.fraction("embd_pdrop"))
-    end = [
-        final_norm(Place("norm"), hidden, "layer"),
-        language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else ""),
-    ]
-    return chain(embed, blocks, lambda _: attention.layer, lambda _: mlp.layer, end)
+    embed = embedding(Place("embed"), vocab, hidden, positions=positions, dropout_rate=f.fraction("embd_pdrop"))
+    return _biased_decoder(
+        f, embed, vocab, hidden, heads, width, blocks, f.fraction("resid_pdrop"), f.fraction("attn_pdrop")
+    )
 
 
 def bloom_layers(f: Fields) -> list[Layer]:
-    """BLOOM: ALiBi instead of positions, a norm on the embedding, biases everywhere."""
+    """BLOOM: ALiBi instead of positions, a norm on the embedding."""
     hidden, heads = f.integer("hidden_size", "n_embed"), f.integer("n_head", "num_attention_heads")
     vocab, blocks = f.integer("vocab_size"), f.layers("n_layer", "num_hidden_layers")
     f.divides("n_head", heads, "hidden_size", hidden)
     f.require_complete()
-    dropout = f.fraction("hidden_dropout")
+    embed = embedding(Place("embed"), vocab, hidden, norm_kind="layer")
+    rates = f.fraction("hidden_dropout"), f.fraction("attention_dropout")
+    return _biased_decoder(f, embed, vocab, hidden, heads, 4 * hidden, blocks, *rates)
+
+
+def _biased_decoder(
+    f: Fields, embed: Layer, vocab: int, hidden: int, heads: int, width: int, blocks: int, dropout: float, scores: float
+) -> list[Layer]:
+    """Layer norms, GELU and biases everywhere; the head is tied unless the config says otherwise."""
     attention = Attention(
         hidden, heads, heads, hidden // heads, norm="layer", qkv_bias=True, out_bias=True, dropout=dropout,
-        score_dropout=f.fraction("attention_dropout"),
+        score_dropout=scores,
     )  # fmt: skip
-    mlp = Mlp(hidden, 4 * hidden, gated=False, norm="layer", bias=True, dropout=dropout)
-    tied = f.flag("tie_word_embeddings", True)
-    embed = embedding(Place("embed"), vocab, hidden, norm_kind="layer")
-    end = [
-        final_norm(Place("norm"), hidden, "layer"),
-        language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else ""),
-    ]
+    mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
+    end = _end(vocab, hidden, "layer", tied=f.flag("tie_word_embeddings", True))
     return chain(embed, blocks, lambda _: attention.layer, lambda _: mlp.layer, end)
+
+
+def _end(vocab: int, hidden: int, norm: NormKind, *, tied: bool) -> list[Layer]:
+    head = language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else "")
+    return [final_norm(Place("norm"), hidden, norm), head]
 
 
 def decoder_layers(f: Fields) -> list[Layer]:
@@ -85,12 +88,12 @@ def decoder_layers(f: Fields) -> list[Layer]:
     attention = _latent_attention(f, hidden) if "deepseek" in _type(f) else _grouped_attention(f, hidden)
     feed_forward = _feed_forward(f, hidden)
     f.require_complete()
-    tied = f.flag("tie_word_embeddings", False)
-    end = [
-        final_norm(Place("norm"), hidden, "rms"),
-        language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else ""),
-    ]
+    end = _end(vocab, hidden, "rms", tied=f.flag("tie_word_embeddings", False))
     return chain(embedding(Place("embed"), vocab, hidden), blocks, attention, feed_forward, end)
+
+
+# What transformers' config classes fill in for a field that is absent (null means as many as heads).
+_KV_HEADS = {"mistral": 8, "mixtral": 8, "qwen2": 32, "qwen2_moe": 16, "qwen3": 32, "qwen3_moe": 4}
 
 
 def _type(f: Fields) -> str:
@@ -99,21 +102,24 @@ def _type(f: Fields) -> str:
 
 def _grouped_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
     family, heads = _type(f), f.integer("num_attention_heads")
-    kv_default = 8 if family == "mixtral" and f["num_key_value_heads"] is None else heads
+    kv_default = heads if f.has("num_key_value_heads") else _KV_HEADS.get(family, heads)
     kv_heads = f.integer("num_key_value_heads", default=kv_default)
     f.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    if f["head_dim"] is None:
-        f.divides("num_attention_heads", heads, "hidden_size", hidden)
-    head_dim = f.integer("head_dim", default=max(hidden // heads, 1))
-    biased = f.flag("attention_bias", False)
+    if family == "qwen3" and not f.has("head_dim"):
+        head_dim = 128
+    else:
+        if f["head_dim"] is None:
+            f.divides("num_attention_heads", heads, "hidden_size", hidden)
+        head_dim = f.integer("head_dim", default=max(hidden // heads, 1))
+    biased = _attention_bias(f)
     windowed = _window_of_layer(f)
 
     def attention(index: int) -> LayerAt:
         return Attention(
             hidden, heads, kv_heads, head_dim,
             window=windowed(index),
-            qkv_bias=family in {"qwen2", "qwen2_moe"} or biased,
-            out_bias=biased and family in {"llama", "qwen3", "qwen3_moe"},
+            qkv_bias=biased,
+            out_bias=biased and not family.startswith("qwen2"),
             qk_norm=family in {"qwen3", "qwen3_moe"},
             score_dropout=f.fraction("attention_dropout"),
         ).layer  # fmt: skip
@@ -121,8 +127,20 @@ def _grouped_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
     return attention
 
 
+def _attention_bias(f: Fields) -> bool:
+    """Each family has its own switch; Mistral and Mixtral have none."""
+    family = _type(f)
+    if family == "qwen2":
+        return True
+    if family == "qwen2_moe":
+        return f.flag("qkv_bias", True)
+    return f.flag("attention_bias", False) if family in {"llama", "qwen3", "qwen3_moe"} else False
+
+
 def _window_of_layer(f: Fields) -> Callable[[int], int]:
     """Mistral slides in every layer, Qwen only where the config switches it on and past `max_window_layers`."""
+    if _type(f) == "mistral" and not f.has("sliding_window"):
+        return lambda _: 4096  # the default of its config class
     if f["sliding_window"] is None or (_type(f).startswith("qwen") and not f.flag("use_sliding_window", False)):
         return lambda _: 0
     window = f.integer("sliding_window")
@@ -162,7 +180,7 @@ def _feed_forward(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
         shared = f.integer("n_shared_experts", default=0, least=0) * width
         mixture = _moe(f, hidden, width, f.integer("n_routed_experts", "num_local_experts"), shared=shared)
         dense = Mlp(hidden, f.integer("intermediate_size"))
-        first = f.integer("first_k_dense_replace", default=0, least=0)
+        first = f.integer("first_k_dense_replace", default=3 if family == "deepseek_v3" else 0, least=0)
         every = f.integer("moe_layer_freq", default=1)
         return lambda i: mixture.layer if i >= first and i % every == 0 else dense.layer
     shared = f.integer("shared_expert_intermediate_size") if family == "qwen2_moe" else 0

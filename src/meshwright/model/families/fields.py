@@ -23,6 +23,10 @@ class Fields:
     def __getitem__(self, name: str) -> Any:
         return self._config.get(name)
 
+    def has(self, name: str) -> bool:
+        """Whether the config mentions a field at all, be it as null."""
+        return name in self._config
+
     def integer(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """The first of `names` that is set (they are aliases), as a whole number in range."""
         for name in names:
@@ -68,6 +72,11 @@ class Fields:
         if not isinstance(value, bool):
             self._refuse(name, value, "true or false")
         return bool(value)
+
+    def refuse_if(self, name: str) -> None:
+        """A switch whose parts are not described here: better refused than counted wrong."""
+        if self.flag(name, False):
+            raise InputError("true is not supported", file=self.file, field=name, valid="false")
 
     def integers(self, name: str, *, least: int = 0, most: int = LARGEST) -> list[int]:
         value = self._config.get(name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from meshwright.model.blocks import Attention, Mlp, Place, embedding, final_norm, language_head
+from meshwright.model.attention import Attention
+from meshwright.model.ends import embedding, final_norm, language_head
 from meshwright.model.families.fields import Fields
+from meshwright.model.feed_forward import Mlp
 from meshwright.model.layer import Layer
+from meshwright.model.operators import Place
 
 
 def t5_layers(f: Fields) -> list[Layer]:
@@ -24,20 +27,23 @@ def t5_layers(f: Fields) -> list[Layer]:
             relative_bias=buckets if table else 0,
         )  # fmt: skip
 
-    layers = [embedding(Place("embed"), vocab, hidden, dropout=dropout)]
+    layers = [embedding(Place("embed"), vocab, hidden, dropout_rate=dropout)]
     for i in range(encoders):
         block = f"encoder.block.{i}"
         layers.append(attention(False, i == 0).layer(Place(f"{block}.attention", block)))
         layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False)))
-    layers.append(final_norm(Place("encoder.norm"), hidden, "rms", dropout=dropout))
-    layers.append(embedding(Place("decoder.embed"), vocab, hidden, dropout=dropout, tied_to="embed", carried=hidden))
+    layers.append(final_norm(Place("encoder.norm"), hidden, "rms", dropout_rate=dropout))
+    again = Place("decoder.embed", carried=hidden)
+    layers.append(embedding(again, vocab, hidden, dropout_rate=dropout, tied_to="embed"))
     for i in range(decoders):
         block = f"decoder.block.{i}"
+        # The encoder's output travels along until the last cross attention has read it.
+        after = hidden if i < decoders - 1 else 0
         layers.append(attention(True, i == 0).layer(Place(f"{block}.attention", block, carried=hidden)))
-        crossing = Place(f"{block}.cross_attention", block, opens_block=False, carried=hidden)
+        crossing = Place(f"{block}.cross_attention", block, opens_block=False, carried=after)
         layers.append(attention(False, False).layer(crossing, cross=True))
-        layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False, carried=hidden)))
-    layers.append(final_norm(Place("decoder.norm"), hidden, "rms", dropout=dropout))
+        layers.append(mlp.layer(Place(f"{block}.mlp", block, opens_block=False, carried=after)))
+    layers.append(final_norm(Place("decoder.norm"), hidden, "rms", dropout_rate=dropout))
     tied = f.flag("tie_word_embeddings", True)
     layers.append(language_head(Place("head"), vocab, hidden, tied_to="embed" if tied else ""))
     return layers

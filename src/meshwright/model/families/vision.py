@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.errors import InputError
-from meshwright.model.blocks import (
-    Attention,
-    Mlp,
-    Place,
-    core_keeps,
-    final_norm,
-    matmul,
-    norm,
-    relative_table,
-    residual,
-)
+from meshwright.model.attention import Attention, core_keeps, relative_table
+from meshwright.model.ends import final_norm
 from meshwright.model.families.decoder import chain
 from meshwright.model.families.fields import Fields
+from meshwright.model.feed_forward import Mlp
 from meshwright.model.layer import Kept, Layer, Op, Weight
+from meshwright.model.operators import Place, layer_input, matmul, norm
 
 
 def vit_layers(f: Fields) -> list[Layer]:
@@ -38,13 +31,14 @@ def vit_layers(f: Fields) -> list[Layer]:
     mlp = Mlp(hidden, width, gated=False, norm="layer", bias=True, dropout=dropout)
     embed = _patch_embedding(channels * patch**2, hidden, tokens, patches=tokens - 1, extra=(tokens + 1) * hidden)
     bare = "ViTModel" in (f["architectures"] or [])
-    labels = hidden if bare else _labels(f)
+    labels = f.integer("pooler_output_size", default=hidden) if bare else _labels(f)
     end = [final_norm(Place("norm"), hidden, "layer"), _classifier(hidden, labels)]
     layers = chain(embed, blocks, lambda _: attention.layer, lambda _: mlp.layer, end)
     return [replace(layer, tokens=tokens) for layer in layers]
 
 
 def swin_layers(f: Fields) -> list[Layer]:
+    f.refuse_if("use_absolute_embeddings")
     width, depths, heads = f.integer("embed_dim"), f.integers("depths", least=1), f.integers("num_heads", least=1)
     image, patch = f.integer("image_size"), f.integer("patch_size")
     window, channels = f.integer("window_size"), f.integer("num_channels", default=3)
@@ -53,10 +47,8 @@ def swin_layers(f: Fields) -> list[Layer]:
     if len(depths) != len(heads):
         problem = f"depths has {len(depths)} stages, num_heads has {len(heads)}"
         raise InputError(problem, file=f.file, field="num_heads")
-    side = image // patch
+    side = -(-image // patch)  # pixels are padded to whole patches
     layers = [_patch_embedding(channels * patch**2, width, side**2, patches=side**2, extra=2 * width, normed=True)]
-    if f.flag("use_absolute_embeddings", False):
-        raise InputError("absolute position embeddings are not supported", file=f.file, field="use_absolute_embeddings")
     for stage, (depth, stage_heads) in enumerate(zip(depths, heads, strict=True)):
         f.divides("num_heads", stage_heads, "embed_dim of the stage", width)
         for i in range(depth):
@@ -94,48 +86,45 @@ def _patch_embedding(k: int, hidden: int, tokens: int, *, patches: int, extra: i
     kept = (Kept("input", hidden), Kept("statistics", 2, dtype="fp32")) if normed else ()
     added = Op("norm" if normed else "positions", "norm" if normed else "lookup", scope="sequence",
                weights=(Weight(extra),), keeps=kept)  # fmt: skip
-    return Layer("embed", "embedding", (conv, added), hidden, tokens=tokens)
+    return Place("embed", tokens=tokens).layer("embedding", (conv, added), 0.0, hidden)
 
 
 def _window_attention(f: Fields, block: str, width: int, heads: int, window: int, side: int) -> Layer:
     """Each token attends inside its window: w^2 keys per query, on a grid padded to whole windows."""
     size = min(window, side)
-    padded = (-(-side // size) * size / side) ** 2
-    place = Place(f"{block}.attention", block, tokens=side**2)
-    score_dropout = f.fraction("attention_probs_dropout_prob")
-    plain = Attention(
-        width, heads, heads, width // heads, causal=False, norm="layer", qkv_bias=f.flag("qkv_bias", True), out_bias=True,
-        dropout=f.fraction("hidden_dropout_prob"),
-    ).layer(place)  # fmt: skip
-    scores = tuple(
-        replace(kept, per_token=kept.per_pair * size**2 * padded, per_pair=0.0) if kept.per_pair else kept
-        for kept in core_keeps(width, heads, score_dropout)
+    padded = (-(-side // size) * size / side) ** 2  # tokens of the padded grid per token
+    whole = Attention(
+        width, heads, heads, width // heads, causal=False, norm="layer", qkv_bias=f.flag("qkv_bias", True),
+        out_bias=True, dropout=f.fraction("hidden_dropout_prob"),
+    ).layer(Place(f"{block}.attention", block, tokens=side**2))  # fmt: skip
+    keeps = tuple(
+        replace(kept, per_token=kept.per_token + kept.per_pair * size**2, per_pair=0.0)
+        for kept in core_keeps(width, heads, f.fraction("attention_probs_dropout_prob"))
     )
-    core = Op("core", "attention", flops_per_token=4.0 * width * size**2 * padded,
-              weights=relative_table((2 * window - 1) ** 2, heads), keeps=scores)  # fmt: skip
-    return replace(plain, ops=tuple(core if op.name == "core" else op for op in plain.ops))
+    core = Op("core", "attention", flops_per_token=4.0 * width * size**2,
+              weights=relative_table((2 * window - 1) ** 2, heads), keeps=keeps)  # fmt: skip
+    ops = [core if op.name == "core" else op for op in whole.ops]
+    return replace(
+        whole, ops=tuple(_on_padded_grid(op, padded) if op.cut != "none" or op is core else op for op in ops)
+    )
+
+
+def _on_padded_grid(op: Op, factor: float) -> Op:
+    keeps = tuple(replace(kept, per_token=kept.per_token * factor) for kept in op.keeps)
+    return replace(op, flops_per_token=op.flops_per_token * factor, keeps=keeps)
 
 
 def _patch_merging(name: str, width: int, side: int) -> Layer:
     """Four neighbours become one token of twice the width: 4w -> 2w after a norm."""
     merged = (-(-side // 2)) ** 2
-    ops = (residual(4 * width), norm("norm", 4 * width, "layer"), matmul("reduce", 4 * width, 2 * width, cut="none"))
-    return Layer(name, "merge", ops, 2 * width, width_in=4 * width, tokens=merged)
+    reduce = matmul("reduce", 4 * width, 2 * width, cut="none")
+    ops = (layer_input(4 * width), norm("norm", 4 * width, "layer"), reduce)
+    return Place(name, tokens=merged).layer("merge", ops, 4 * width, 2 * width)
 
 
 def _classifier(hidden: int, labels: int) -> Layer:
     """One product per image, on the class token or the mean over tokens."""
-    weights = (Weight(hidden * labels + labels),)
     kept = (Kept("pooled", per_sample=hidden), Kept("logits", per_sample=labels, dtype="fp32"))
-    ops = (
-        Op(
-            "classify",
-            "elementwise",
-            scope="sequence",
-            flops_per_sample=2.0 * hidden * labels,
-            weights=weights,
-            keeps=kept,
-        ),
-        Op("loss", "loss", scope="sequence"),
-    )
-    return Layer("head", "head", ops, 0.0, width_in=hidden)
+    dense = matmul("classify", hidden, labels, bias=True, cut="none", keeps=kept)
+    dense = replace(dense, flops_per_token=0.0, flops_per_sample=dense.flops_per_token)
+    return Place("head").layer("head", (dense, Op("loss", "loss", scope="sequence")), hidden, 0.0)

@@ -1,0 +1,150 @@
+"""Attention layers: multi-head, grouped, sliding, windowed, cross, and multi-head latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshwright.model.layer import Kept, Layer, LayerKind, Op, Pairs, Weight
+from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Multi-head attention: MHA when kv_heads == heads, GQA or MQA below that."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = True
+    window: int = 0
+    norm: NormKind = "rms"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    dropout: float = 0.0
+    score_dropout: float = 0.0
+    relative_bias: int = 0  # learned bias entries per head, where this layer holds the table
+
+    def layer(self, place: Place, *, cross: bool = False) -> Layer:
+        kind: LayerKind = "cross_attention" if cross else "attention"
+        reads = "encoder.norm" if cross else ""
+        return place.layer(kind, self.ops(cross), self.hidden, heads=self.heads, kv_heads=self.kv_heads, reads=reads)
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - the blocks of a model share one tuple of operators
+    def ops(self, cross: bool = False) -> tuple[Op, ...]:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        ops = [layer_input(self.hidden), norm("norm", self.hidden, self.norm), self._project_qkv(q, kv)]
+        if self.qk_norm:
+            ops.append(self._norm_qk(q, kv))
+        pairs: Pairs = "causal" if self.causal and not cross else "full"
+        keeps = core_keeps(q, self.heads, self.score_dropout)
+        table = relative_table(self.relative_bias, self.heads)
+        ops.append(
+            Op("core", "attention", flops_per_pair=4.0 * q, pairs=pairs, window=self.window, weights=table, keeps=keeps)
+        )
+        mask = dropout_mask(self.hidden, self.dropout)
+        ops.append(matmul("proj", q, self.hidden, bias=self.out_bias, cut="row", units=self.heads, keeps=mask))
+        return tuple(ops)
+
+    def _project_qkv(self, q: int, kv: int) -> Op:
+        """One product for q, k and v; a cut keeps whole heads and repeats those of k and v past their number."""
+        rows = self.hidden + int(self.qkv_bias)
+        weights = (
+            Weight(rows * q, "tensor", self.heads),
+            Weight(rows * kv, "tensor", self.kv_heads),
+            Weight(rows * kv, "tensor", self.kv_heads),
+        )
+        keeps = (
+            Kept("q", q, scope="tensor"),
+            Kept("k", kv, scope="tensor", heads=self.kv_heads),
+            Kept("v", kv, scope="tensor", heads=self.kv_heads),
+        )
+        n = q + 2 * kv
+        return Op(
+            "qkv", "matmul", 2.0 * self.hidden * n, k=self.hidden, n=n, cut="column", weights=weights, keeps=keeps
+        )
+
+    def _norm_qk(self, q: int, kv: int) -> Op:
+        """RMS over each head of q and k (Qwen3); what came before it stays for its backward pass."""
+        keeps = (
+            Kept("unnormed_q", q, scope="tensor"),
+            Kept("unnormed_k", kv, scope="tensor", heads=self.kv_heads),
+            Kept("statistics", self.heads + self.kv_heads, dtype="fp32", scope="tensor"),
+        )
+        return Op("qk_norm", "norm", scope="tensor", weights=(Weight(2 * self.head_dim),), keeps=keeps)
+
+
+def relative_table(entries: int, heads: int) -> tuple[Weight, ...]:
+    """A learned bias per head and relative position (T5, Swin)."""
+    return (Weight(entries * heads, "tensor", heads),) if entries else ()
+
+
+def core_keeps(context: int, heads: int, score_dropout: float) -> tuple[Kept, ...]:
+    """Either the score matrices (5 a s^2 b bytes with dropout) or, fused, one log-sum-exp per row."""
+    keeps = [
+        Kept("context", context, dtype="matmul", scope="tensor", needed_next=True),
+        Kept("row_statistics", heads, dtype="fp32", scope="tensor", when="fused"),
+        Kept("scores", per_pair=heads, scope="tensor", when="unfused"),
+    ]
+    if score_dropout:
+        keeps.append(Kept("score_mask", per_pair=heads, dtype="byte", scope="tensor", when="unfused"))
+        keeps.append(Kept("dropped_scores", per_pair=heads, scope="tensor", when="unfused"))
+    return tuple(keeps)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024): q, k and v come from low-rank latents.
+
+    The down-projections are small and whole on every tensor-parallel rank, as in Megatron-Core.
+    """
+
+    hidden: int
+    heads: int
+    q_rank: int  # 0: queries are projected directly
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    bias: bool = False
+
+    def layer(self, place: Place) -> Layer:
+        return place.layer("attention", self.ops(), self.hidden, heads=self.heads, kv_heads=self.heads)
+
+    @lru_cache(maxsize=1024)  # noqa: B019
+    def ops(self) -> tuple[Op, ...]:
+        qk, v = self.heads * (self.nope_dim + self.rope_dim), self.heads * self.v_dim
+        core = Op(
+            "core", "attention", flops_per_pair=2.0 * (qk + v), pairs="causal", keeps=core_keeps(v, self.heads, 0.0)
+        )
+        return (
+            layer_input(self.hidden),
+            norm("norm", self.hidden, "rms"),
+            *self._queries(qk),
+            *self._keys_and_values(qk, v),
+            core,
+            matmul("proj", v, self.hidden, bias=self.bias, cut="row", units=self.heads),
+        )
+
+    def _queries(self, qk: int) -> list[Op]:
+        kept = (Kept("q", qk, scope="tensor"),)
+        if not self.q_rank:
+            return [matmul("q", self.hidden, qk, units=self.heads, keeps=kept)]
+        latent = (Kept("q_latent", self.q_rank),)
+        return [
+            matmul("q_down", self.hidden, self.q_rank, bias=self.bias, cut="none", keeps=latent),
+            norm("q_norm", self.q_rank, "rms"),
+            matmul("q_up", self.q_rank, qk, units=self.heads, keeps=kept),
+        ]
+
+    def _keys_and_values(self, qk: int, v: int) -> list[Op]:
+        latent = (Kept("kv_latent", self.kv_rank + self.rope_dim),)
+        kept = (Kept("k", qk, scope="tensor"), Kept("v", v, scope="tensor"))
+        up = self.heads * (self.nope_dim + self.v_dim)
+        return [
+            matmul("kv_down", self.hidden, self.kv_rank + self.rope_dim, bias=self.bias, cut="none", keeps=latent),
+            norm("kv_norm", self.kv_rank, "rms"),
+            matmul("kv_up", self.kv_rank, up, units=self.heads, keeps=kept),
+        ]

@@ -1,0 +1,37 @@
+"""What stands before and after the blocks: embedding, final norm, language head."""
+
+from __future__ import annotations
+
+from meshwright.model.layer import Kept, Layer, Op, Weight
+from meshwright.model.operators import NormKind, Place, dropout, layer_input, matmul, norm, norm_weight, statistics
+
+
+def embedding(
+    place: Place, vocab: int, hidden: int, *, positions: int = 0, types: int = 0, norm_kind: NormKind | None = None,
+    dropout_rate: float = 0.0, tied_to: str = "",
+) -> Layer:  # fmt: skip
+    """Token (and position, and type) lookup; the table is cut over the vocabulary."""
+    ops = [Op("lookup", "lookup", weights=(Weight(vocab * hidden, "tensor", vocab),), tied=bool(tied_to))]
+    if positions or types:
+        ops.append(Op("positions", "lookup", scope="sequence", weights=(Weight((positions + types) * hidden),)))
+    if norm_kind:
+        weights = (norm_weight(hidden, norm_kind),)
+        ops += [
+            layer_input(hidden),
+            Op("norm", "norm", scope="sequence", weights=weights, keeps=(statistics(norm_kind),)),
+        ]
+    ops += dropout(hidden, dropout_rate)
+    return place.layer("embedding", tuple(ops), 0.0, hidden, tied_to=tied_to)
+
+
+def final_norm(place: Place, hidden: int, kind: NormKind, *, dropout_rate: float = 0.0) -> Layer:
+    """The norm after the last block; its output is kept as the input of whatever follows."""
+    ops = (layer_input(hidden), norm("norm", hidden, kind), *dropout(hidden, dropout_rate))
+    return place.layer("norm", ops, hidden)
+
+
+def language_head(place: Place, vocab: int, hidden: int, *, tied_to: str = "") -> Layer:
+    """Projection to the vocabulary and the loss, which keeps the logits in float32."""
+    logits = Kept("logits", vocab, dtype="fp32", scope="tensor")
+    ops = (matmul("logits", hidden, vocab, units=vocab, keeps=(logits,), tied=bool(tied_to)), Op("loss", "loss"))
+    return place.layer("head", ops, hidden, 0.0, tied_to=tied_to)

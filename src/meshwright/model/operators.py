@@ -1,0 +1,89 @@
+"""The operators that transformer layers are made of, and the place of a layer in the chain.
+
+Widths are elements per token. What each operator keeps follows Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models" (2022): a matrix product keeps its input, a
+norm keeps its input, an activation function keeps its input, a dropout keeps its mask. A tensor is
+listed once, with the operator that produces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from meshwright.model.layer import Kept, Layer, LayerKind, Op, Scope, Weight
+
+NormKind = Literal["layer", "rms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer stands in the chain."""
+
+    name: str
+    block: str = ""
+    opens_block: bool = True
+    tokens: int = 0
+    carried: float = 0.0
+
+    def layer(
+        self, kind: LayerKind, ops: tuple[Op, ...], width_in: float, width_out: float | None = None, **facts: Any
+    ) -> Layer:
+        """The layer at this place; most hand on the width they take."""
+        return Layer(
+            self.name, kind, ops, width_in if width_out is None else width_out, self.block, self.opens_block,
+            width_in, self.tokens, self.carried, **facts,
+        )  # fmt: skip
+
+
+def matmul(
+    name: str,
+    k: int,
+    n: int,
+    *,
+    bias: bool = False,
+    cut: Literal["column", "row", "none"] = "column",
+    units: int = 0,
+    keeps: Sequence[Kept] = (),
+    tied: bool = False,
+) -> Op:
+    """A dense layer. Column-cut biases are cut too, row-cut ones are whole on every rank (Megatron)."""
+    if cut == "none":
+        weights: tuple[Weight, ...] = (Weight(k * n + (n if bias else 0)),)
+    else:
+        inside = n if cut == "column" else k
+        along = Weight(k * n + (n if bias and cut == "column" else 0), "tensor", units or inside)
+        weights = (along, Weight(n)) if bias and cut == "row" else (along,)
+    scope: Scope = "sequence" if cut == "none" else "tensor"
+    return Op(
+        name, "matmul", 2.0 * k * n, k=k, n=n, cut=cut, scope=scope, weights=weights, keeps=tuple(keeps), tied=tied
+    )  # fmt: skip
+
+
+def norm(name: str, width: int, kind: NormKind) -> Op:
+    """A norm keeps its statistics; its output is kept as the input of the next matrix product."""
+    output = Kept("normed", width, dtype="matmul")
+    return Op(name, "norm", scope="sequence", weights=(norm_weight(width, kind),), keeps=(statistics(kind), output))
+
+
+def norm_weight(width: int, kind: NormKind) -> Weight:
+    return Weight(width * (2 if kind == "layer" else 1))
+
+
+def statistics(kind: NormKind) -> Kept:
+    """Mean and reciprocal deviation of a layer norm, the latter alone of an RMS norm."""
+    return Kept("statistics", 2 if kind == "layer" else 1, dtype="fp32")
+
+
+def layer_input(width: int) -> Op:
+    """The layer's input on the residual stream, which the norm needs again."""
+    return Op("input", "input", scope="sequence", keeps=(Kept("input", width),))
+
+
+def dropout_mask(width: int, rate: float) -> tuple[Kept, ...]:
+    return (Kept("dropout_mask", width, dtype="byte"),) if rate else ()
+
+
+def dropout(width: int, rate: float) -> tuple[Op, ...]:
+    return (Op("dropout", "elementwise", scope="sequence", keeps=dropout_mask(width, rate)),) if rate else ()
