@@ -57,6 +57,9 @@ def test_arguments(meshwright: Run, arguments: list[str], words: list[str]) -> N
         (b"[1, 2]", ["plan.json", "expected an object"]),
         (b'{"tp": 4, "tp": 8}', ["plan.json", "tp", "twice"]),
         (b'{"tp": NaN}', ["plan.json", "NaN"]),
+        (b'{"tp": 1e400}', ["plan.json", "too large"]),
+        (b'{"\\ud800": 1}', ["plan.json", "surrogate"]),
+        (b"[" * 900 + b"]" * 900, ["plan.json", "nested"]),
         (b"[" * 100_000, ["plan.json", "malformed JSON"]),
         (b'{"tp": ' + b"9" * 6000 + b"}", ["plan.json"]),
         (b"\xef\xbb\xbf{}", ["model", "required"]),  # a byte-order mark is no mistake
@@ -122,3 +125,67 @@ def test_a_closed_pipe_is_no_error(meshwright: Run, tmp_path: Path) -> None:
     assert done.stdout.strip() == "{"
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_options_are_blamed_for_their_own_mistakes(meshwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    job = ["--model", "tiny-llama", "--cluster", "4xh100", "--batch", "8"]
+    mistake(meshwright("check", "tp=2", *job[:-1], "0"), "--batch")
+    mistake(meshwright("check", "tp=2", "--model", "lama", *job[2:]), "--model", "llama")
+    mistake(meshwright("check", "tp=2", *job, "--precision", "bf61"), "--precision", "bf16")
+    mistake(meshwright("check", "tp=2", "--seq", "128"), "--model", "beside --seq")
+    mistake(meshwright("check", "plan.json", "--seq", "128"), "--seq", "job of its own")
+    mistake(meshwright("check", "tp=2,pp", *job), "NAME=VALUE")
+    assert meshwright("check", "tp=2,pp=2", *job).returncode == 0
+
+
+def test_standard_input(meshwright: Run) -> None:
+    assert meshwright("check", "-", input=json.dumps(PLAN)).returncode == 0
+    mistake(meshwright("check", "-", input="{"), "standard input", "malformed JSON")
+
+
+def test_text_is_never_read_as_markup(meshwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[[group]]\ndevice = "h100"\ntitle = "A [/] [bold]B"\n')
+    assert "A [/] [bold]B" in meshwright("clusters", "c.toml").stdout
+
+
+def run_in_shell(command: str):  # type: ignore[no-untyped-def]
+    import subprocess
+    import sys
+
+    start = f"{sys.executable} -c 'from meshwright.cli import main; main()'"
+    return subprocess.run(["bash", "-c", f"{start} {command}"], capture_output=True, text=True, check=False)
+
+
+def test_a_full_disk_on_standard_output(tmp_path: Path) -> None:
+    mistake(run_in_shell("models > /dev/full"), "standard output", "No space left")
+
+
+def test_a_closed_standard_output() -> None:
+    done = run_in_shell("models >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_the_characters(meshwright: Run, tmp_path: Path) -> None:
+    import os
+
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    done = meshwright("show", "plan.json", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "AAAA" in done.stdout
+
+
+def test_no_arguments_is_a_question(meshwright: Run) -> None:
+    done = meshwright()
+    assert done.returncode == 0
+    assert "Start here" in done.stdout
+
+
+def test_a_bug_of_ours_is_not_a_plan_that_does_not_fit(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import meshwright.cli as c; c.cli.main = lambda **_: 1 / 0; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cluster import Cluster
 from meshwright.cost import fits, plan_memory
 from meshwright.errors import DoesNotFit
 from meshwright.model import Model, Slice
-from meshwright.plan import Plan
+from meshwright.plan import Job, Plan
 
 P = 6_738_415_616  # Llama-7B
 
@@ -143,3 +144,99 @@ def test_what_does_not_fit_says_by_how_much() -> None:
         fits(found)
     assert caught.value.short_by_bytes == found[0].total - found[0].capacity > 0
     assert "parameters" in str(caught.value) or "gradients" in str(caught.value)
+
+
+def with_swap(fraction: float, to: int = 1, stage: int = 0) -> list:  # type: ignore[type-arg]
+    table = Plan.of(
+        {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "pp": 2}
+    ).to_table()
+    table["pipelines"][0]["stages"][stage]["spans"][0]["swap"] = {"to": to, "activations": fraction}
+    return plan_memory(Plan.of(table))
+
+
+def test_swapped_activations_are_somewhere() -> None:
+    """What leaves one stage arrives at the other: the sum over both stays, but for the block that is running."""
+    before, after = memory(pp=2), with_swap(0.5)
+    moved = before[0].activations - after[0].activations
+    assert after[1].swapped_in == moved > 0
+    assert sum(m.activations + m.swapped_in for m in after) == sum(m.activations for m in before)
+
+
+def test_offload_fills_the_host() -> None:
+    (found,) = memory(zero=1, offload={"optimizer": 1.0, "activations": 0.5})
+    (whole,) = memory(zero=1)
+    assert found.host == whole.optimizer + whole.activations - found.activations
+    assert found.host_capacity == 2048 * 2**30 // 8
+
+
+def test_a_full_host_does_not_fit() -> None:
+    cluster = {"group": [{"device": "h100", "devices_per_node": 8, "host_memory_gib": 1}]}
+    table = {"model": "llama3-8b", "cluster": cluster, "global_batch": 8, "seq_len": 1024, "tp": 8}
+    fits(plan_memory(Plan.of(table)))
+    with pytest.raises(DoesNotFit, match="host memory"):
+        fits(plan_memory(Plan.of({**table, "offload": {"optimizer": 1.0}})))
+
+
+def test_offloaded_parameters_are_fetched_to_run() -> None:
+    (found,) = memory(zero=0, offload={"parameters": 1.0})
+    block = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    assert found.parameters == 0
+    assert found.working == 2 * block
+
+
+def test_zero_3_on_one_device_gathers_nothing() -> None:
+    table = {"model": "llama3-8b", "cluster": "1xh100", "global_batch": 1, "seq_len": 1024}
+    assert plan_memory(Plan.of({**table, "zero": 3})) == plan_memory(Plan.of({**table, "zero": 0}))
+
+
+def test_shares_are_judged_on_the_devices_that_take_them() -> None:
+    """A large device may take a large share without the small one being charged for it."""
+    table = {"model": "llama-7b", "cluster": "1x1xh200+1x1xl4", "global_batch": 8, "seq_len": 2048, "micro_batches": 1}
+    table |= {"optimizer": "sgd", "precision": "bf16", "recompute": "full"}
+    rows = {s: plan_memory(Plan.of({**table, "stages": [{"dp": 2, "shares": s}]}))[0] for s in ((7, 1), (1, 7))}
+    l4 = round(22.49 * 2**30)
+    assert rows[(7, 1)].capacity == pytest.approx(l4, rel=1e-3)  # the L4 is still the fullest for its size ...
+    one = memory_of_one_sample()
+    assert rows[(7, 1)].activations == one  # ... with one sample
+    assert rows[(1, 7)].activations == 7 * one
+
+
+def memory_of_one_sample() -> int:
+    table = {"model": "llama-7b", "cluster": "1xh200", "global_batch": 1, "seq_len": 2048, "recompute": "full"}
+    return plan_memory(Plan.of(table))[0].activations
+
+
+def test_a_span_that_turns_to_full_inside_a_block_keeps_its_input() -> None:
+    table = {"model": "llama-7b", "cluster": "1xh100", "global_batch": 1, "seq_len": 2048}
+    full = Plan.of(table).to_table()
+    span = full["pipelines"][0]["stages"][0]["spans"][0]
+    attention = {**span, "layers": "embed..block.0.attention"}
+    rest = {**span, "layers": "block.0.mlp..head", "recompute": "full"}
+    full["pipelines"][0]["stages"][0]["spans"] = [attention, rest]
+    token = 2048 * 4096 * 2
+    layer = Model.preset("llama-7b").layer("block.0.attention")
+    expected = layer.kept_bytes(Slice(1, 2048)) + (1 + 31 + 2) * token  # the half block, 31 blocks, norm, head
+    assert plan_memory(Plan.of(full))[0].activations == expected
+
+
+def test_t5_keeps_one_copy_of_what_the_encoder_said() -> None:
+    table = {"model": "t5-large", "cluster": "2xh100", "global_batch": 2, "seq_len": 512, "recompute": "full"}
+    cut = [{"layers": "embed..encoder.norm"}, {"layers": "decoder.embed..head"}]
+    decoder = plan_memory(Plan.of({**table, "stages": cut}))[1]
+    token = 512 * 1024 * 2
+    assert decoder.activations == (24 + 2 + 1) * token  # 24 block inputs, norm, head, and the encoder's output
+    embedding = 2 * 32128 * 1024
+    own = sum(layer.parameters for layer in Model.preset("t5-large").layers if layer.name.startswith("decoder"))
+    assert decoder.parameters == 2 * own + embedding  # decoder.embed and head share one copy
+
+
+def test_frozen_parameters_have_no_gradients() -> None:
+    import torch
+    from torch import nn
+
+    module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+    for part in list(module)[:3]:
+        part.weight.requires_grad_(False)
+    job = Job(Model.from_module(module, torch.zeros(2, 8)), Cluster.preset("1xh100"), 2)
+    (found,) = plan_memory(Plan.of({}, job), job)
+    assert (found.parameters, found.gradients, found.optimizer) == (2 * 256, 4 * 64, 12 * 64)

@@ -141,3 +141,24 @@ def test_what_crosses_to_the_next_layer() -> None:
     swin = Model.preset("swin-huge")
     sizes = [layer.output_bytes(Slice(1, swin.tokens)) for layer in swin.layers if layer.kind == "merge"]
     assert sizes == [28 * 28 * 640 * 2, 14 * 14 * 1280 * 2, 7 * 7 * 2560 * 2]
+
+
+@pytest.mark.parametrize(("tp", "ulysses"), [(16, 1), (8, 2), (32, 1), (1, 16)])
+def test_repeated_key_value_heads_are_kept_whole(tp: int, ulysses: int) -> None:
+    """Past 8 key/value heads every device holds one whole head of 128, over its part of the sequence."""
+    layer = Model.preset("llama3-70b").layer("block.0.attention")
+    k = next(kept for op in layer.ops for kept in op.keeps if kept.name == "k")
+    heads_here = 128 * 8192  # after Ulysses' exchange: the whole sequence, one head
+    assert k.bytes(Slice(1, 8192, tp=tp, ulysses=ulysses), 8192) == 2 * heads_here
+
+
+def test_selective_does_not_send_tokens_twice() -> None:
+    layer = Model.preset("mixtral-8x7b").layer("block.0.moe")
+    assert layer.recomputed_ops("selective") == {"norm", "expert_activation"}
+
+
+def test_an_input_is_no_operator_that_can_be_dropped() -> None:
+    head = Model.preset("bert-base").layer("head")
+    cut = Slice(1, 128)
+    assert "input" not in head.op_names
+    assert head.kept_bytes(cut, sorted(head.op_names)) >= head.input_bytes(cut)

@@ -62,6 +62,14 @@ def test_vision_models(name: str) -> None:
     assert model.forward_flops(Slice(1, model.tokens)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_swin_on_a_grid_that_windows_do_not_divide() -> None:
+    """256 pixels make 64, 32, 16 and 8 tokens a side, in windows of 7: transformers pads, and so the count must."""
+    changes = {"image_size": 256}
+    expected = counted(on_meta("swin-base", **changes), torch.zeros(1, 3, 256, 256, device="meta"))
+    model = Model.from_config(presets()["swin-base"].config | changes)
+    assert model.forward_flops(Slice(1, model.tokens)) == pytest.approx(expected, rel=1e-12)
+
+
 def test_latent_attention() -> None:
     """DeepSeek with dense feed-forward layers only, so that routing does not need data."""
     changes = {"num_hidden_layers": 2, "first_k_dense_replace": 2, "vocab_size": 1000}

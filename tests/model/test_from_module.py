@@ -60,7 +60,7 @@ def test_experts_are_not_a_chain() -> None:
 
 @pytest.mark.parametrize(
     ("name", "links"),
-    [("tiny-gpt2", 4 + 3), ("tiny-llama", 4 + 3), ("t5-small", 6 + 6 + 3), ("bert-base", 12 + 2)],
+    [("tiny-gpt2", 4 + 3), ("tiny-llama", 4 + 3), ("t5-small", 6 + 6 + 3), ("bert-base", 12 + 3)],
 )
 def test_transformers_models_are_cut_at_their_blocks(name: str, links: int) -> None:
     ids = torch.zeros(2, 32, dtype=torch.long)
@@ -165,3 +165,156 @@ def test_a_module_that_needs_its_data_is_refused() -> None:
 def test_bad_examples_are_refused(inputs: tuple[torch.Tensor, ...], seq_dim: int | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Model.from_module(nn.Linear(8, 8), *inputs, seq_dim=seq_dim)
+
+
+class Caches(nn.Module):
+    """Builds a table on its first call and keeps it, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Residual(8) for _ in range(2)))
+        self.table: torch.Tensor | None = None
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.ones(x.shape[-1])
+        self.calls = self.calls + 1
+        return self.blocks(x * self.table)
+
+
+def test_nothing_of_the_trace_stays_behind() -> None:
+    module = Caches().eval()
+    expected = module(torch.ones(2, 8))
+    module.table = None
+    Model.from_module(module, torch.zeros(2, 8))
+    assert module.table is None
+    assert not module.training
+    assert type(module.calls) is torch.Tensor
+    after = module(torch.ones(2, 8))
+    assert type(after) is torch.Tensor
+    assert torch.equal(after, expected)
+
+
+def test_a_module_under_two_names_survives() -> None:
+    shared = nn.Linear(8, 8)
+    module = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(8, 8, bias=False))
+    with pytest.warns(UserWarning, match="one layer"):
+        chain = Model.from_module(module, torch.zeros(2, 8))
+    assert type(shared.weight) is nn.Parameter
+    assert chain.parameters == 72 + 64
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 16)
+        self.blocks = nn.ModuleList(Residual(16) for _ in range(3))
+        self.head = nn.Linear(16, 100, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_tied_head_is_a_copy_on_another_stage() -> None:
+    from meshwright.cost import plan_memory
+    from meshwright.plan import Plan
+
+    chain = Model.from_module(Tied(), torch.zeros(2, 16, dtype=torch.long), seq_dim=1)
+    assert [layer.name for layer in chain.layers] == ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
+    assert (chain.layers[-1].tied_to, chain.layers[-1].parameters) == ("embed", 0)
+    table = {"model": dict(chain.reference), "cluster": "2xh100", "global_batch": 2, "seq_len": 16}  # type: ignore[arg-type]
+    groups = plan_memory(Plan.of({**table, "pp": 2, "zero": 0}))
+    assert sum(g.parameters for g in groups) == 2 * (chain.parameters + 1600)
+
+
+def test_what_crosses_is_what_the_next_block_takes() -> None:
+    """transformers' Llama computes rotary tables between embedding and blocks: they are not the layer's output."""
+    chain = Model.from_module(from_preset("tiny-llama"), torch.zeros(1, 128, dtype=torch.long), seq_dim=1)
+    embed = chain.layers[0]
+    assert embed.width_out >= 128
+    assert chain.layers[1].width_in == embed.width_out
+    assert chain.layers[2].width_out >= 128
+
+
+def test_an_encoder_travels_along_a_decoder() -> None:
+    module = nn.Transformer(16, 2, 2, 3, 32, batch_first=True, norm_first=True)
+    chain = Model.from_module(module, torch.zeros(2, 32, 16), torch.zeros(2, 32, 16), seq_dim=1)
+    between = next(layer for layer in chain.layers if layer.name == "decoder.layers.0")
+    assert between.width_out == 32  # its own output and the encoder's
+
+
+def test_recurrent_layers_are_counted() -> None:
+    """LSTM: four gates of (input + hidden) x hidden, two FLOPs each."""
+    with pytest.warns(UserWarning, match="one layer"):
+        chain = Model.from_module(nn.LSTM(8, 16, batch_first=True), torch.zeros(1, 32, 8), seq_dim=1)
+    assert chain.forward_flops(Slice(1, 32)) == 32 * 2 * 4 * 16 * (8 + 16)
+
+
+def test_training_mode_is_what_is_traced() -> None:
+    module = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3, enable_nested_tensor=False
+    )
+    train = Model.from_module(module.train(), torch.zeros(2, 32, 32), seq_dim=1)
+    assert Model.from_module(module.eval(), torch.zeros(2, 32, 32), seq_dim=1).layers == train.layers
+
+
+def test_short_examples_do_not_bend_the_polynomial() -> None:
+    """Attention kernels pad their row statistics: a trace at 128 tokens must still know 4096."""
+    module = from_preset("tiny-gpt2", n_positions=8192)
+    short = Model.from_module(module, torch.zeros(1, 128, dtype=torch.long), seq_dim=1)
+    long = Model.from_module(module, torch.zeros(1, 4096, dtype=torch.long), seq_dim=1)
+    cut = Slice(1, 4096)
+    assert short.kept_bytes(cut) == pytest.approx(long.kept_bytes(cut), rel=0.02)
+    assert short.forward_flops(cut) == pytest.approx(long.forward_flops(cut), rel=1e-9)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_square_mask_is_cut_on_both_sides(dtype: torch.dtype) -> None:
+    chain = Model.from_module(Masked(), torch.zeros(2, 64, 8), torch.zeros(64, 64, dtype=dtype), seq_dim=1)
+    assert [layer.name for layer in chain.layers] == ["blocks.0", "blocks.1"]
+
+
+def test_whatever_a_forward_raises_is_said() -> None:
+    with pytest.raises(InputError, match="cannot be traced: RuntimeError"):
+        Model.from_module(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t["layers"][0].update(kind=-1),
+        lambda t: t["layers"][0].update(kind=99),
+        lambda t: t["layers"][1].update(name=t["layers"][0]["name"]),
+        lambda t: t["kinds"][0].update(flops=1),
+        lambda t: t["kinds"][0]["ops"][0].update(flops_per_tokn=1),
+        lambda t: t["kinds"][0]["ops"][0].update(flops_per_token=-1.0),
+        lambda t: t["kinds"][0]["ops"][0]["weights"][0].update(units=0),
+        lambda t: t["kinds"][0]["ops"][0]["weights"][0].update(split="expert"),
+        lambda t: t["kinds"][0]["ops"][0]["weights"][0].update(count="many"),
+        lambda t: t["kinds"][0].update(ops=3),
+        lambda t: t.update(layers=[]),
+    ],
+)
+def test_a_written_model_that_cannot_be_is_refused(change) -> None:  # type: ignore[no-untyped-def]
+    import copy
+
+    table = copy.deepcopy(dict(Model.from_module(Tied(), torch.zeros(2, 16, dtype=torch.long), seq_dim=1).reference))
+    change(table)
+    with pytest.raises(InputError):
+        Model.load(table)

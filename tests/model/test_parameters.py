@@ -56,6 +56,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# What a config leaves out is what transformers' config class fills in.
+LEFT_OUT = {
+    "mistral": ("MistralForCausalLM", ["num_key_value_heads", "sliding_window", "head_dim"]),
+    "mixtral": ("MixtralForCausalLM", ["num_key_value_heads", "num_experts_per_tok"]),
+    "qwen2": ("Qwen2ForCausalLM", ["num_key_value_heads"]),
+    "qwen3": ("Qwen3ForCausalLM", ["num_key_value_heads", "head_dim"]),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", ["num_key_value_heads"]),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", ["first_k_dense_replace"]),
+}
+SWITCHES = {
+    "mistral-ignores-attention-bias": ("mistral-7b", {"attention_bias": True}),
+    "bert-untied": ("bert-base", {"tie_word_embeddings": False}),
+    "qwen3-biased": ("qwen3-0.6b", {"attention_bias": True}),
+}
+
+
+@pytest.mark.parametrize("family", list(LEFT_OUT))
+def test_fields_left_out_mean_what_transformers_fills_in(family: str) -> None:
+    architecture, fields = LEFT_OUT[family]
+    base = next(p.config for p in presets().values() if p.config["model_type"] == family)
+    config = {key: value for key, value in base.items() if key not in fields}
+    # 32 heads of 128 divide by every default of key/value heads.
+    config |= {"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 5}
+    assert Model.from_config(config).parameters == count_in_transformers(architecture, config)
+
+
+@pytest.mark.parametrize("name", list(SWITCHES))
+def test_switches_count_as_in_transformers(name: str) -> None:
+    preset, changes = SWITCHES[name]
+    config = presets()[preset].config | changes
+    assert Model.from_config(config).parameters == count_in_transformers(presets()[preset].architecture, config)
+
+
 def count_in_transformers(architecture: str, config: dict[str, Any]) -> int:
     settings = {key: value for key, value in config.items() if key != "architectures"}
     with torch.device("meta"):

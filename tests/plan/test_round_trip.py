@@ -101,3 +101,61 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
         plan.save(path)
     assert path.read_text() == "the old plan"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_what_editors_and_tools_add_is_kept() -> None:
+    table = Plan.of({"model": "tiny-llama", "cluster": "4xh100", "global_batch": 8}).to_table()
+    table = {"$schema": "plan.schema.json", **table, "search": {}, "estimate": {"step_time_s": 1.5}}
+    assert Plan.of(table).to_table() == table
+
+
+def test_paths_are_seen_from_the_plan_and_become_part_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 8, "intermediate_size": 128}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "lab.toml").write_text('[[group]]\ndevice = "h100"\n')
+    plan_path = tmp_path / "mine" / "plan.json"
+    plan_path.write_text(json.dumps({"model": "config.json", "cluster": "lab.toml", "global_batch": 8}))
+    plan = Plan.load(plan_path)
+    plan.save(tmp_path / "elsewhere.json")
+    (folder / "config.json").unlink()
+    again = Plan.load(tmp_path / "elsewhere.json")
+    assert again == plan
+    job = again.resolve()
+    assert (job.model.name, job.cluster.name, job.cluster.devices) == ("mine", "lab", 8)
+
+
+def test_class_names_of_an_image_model_do_not_fill_the_plan(tmp_path: Path) -> None:
+    from meshwright.model import Model, presets
+
+    config = presets()["vit-base"].config | {"id2label": {str(i): f"class {i}" for i in range(1000)}}
+    del config["num_labels"]
+    model = Model.from_config(config)
+    assert model.parameters == Model.preset("vit-base").parameters == Model.load(model.reference).parameters
+    assert len(json.dumps(dict(model.reference))) < 1000  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    import threading
+
+    from meshwright.files import write_text
+
+    path, real = tmp_path / "out.json", tmp_path / "real.json"
+    received = []
+    if kind == "link":
+        real.write_text("old")
+        path.symlink_to(real)
+        write_text(path, "new")
+        assert path.is_symlink()
+        assert real.read_text() == "new"
+        return
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: received.append(path.read_text()))
+    reader.start()
+    write_text(path, "new")
+    reader.join(10)
+    assert received == ["new"]
+    assert path.is_fifo()

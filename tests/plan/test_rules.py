@@ -146,6 +146,23 @@ def swap_to_nowhere(table: Table, draw: Draw) -> None:
     a_span(table, draw)["swap"] = {"to": 99, "activations": 0.5}
 
 
+def swap_and_offload_more_than_all(table: Table, draw: Draw) -> None:
+    stages = table["pipelines"][0]["stages"]
+    assume(len({stage["devices"] for stage in stages}) > 1)
+    other = next(i for i, stage in enumerate(stages) if stage["devices"] != stages[0]["devices"])
+    stages[0]["spans"][0] |= {"swap": {"to": other, "activations": 0.6}, "offload": {"activations": 0.5}}
+
+
+def custom_nonsense(table: Table, draw: Draw) -> None:
+    pipeline = table["pipelines"][0]
+    assume(pipeline["schedule"]["name"] in {"gpipe", "1f1b"})
+    pipeline["schedule"] = {"name": "custom", "virtual": 1, "table": [["banana"]] * len(pipeline["stages"])}
+
+
+def compress_twice(table: Table, draw: Draw) -> None:
+    table["compression"] = [{"layers": "embed", "algorithm": "topk"}, {"layers": "embed..head", "algorithm": "sign"}]
+
+
 def no_fp8_here(table: Table, draw: Draw) -> None:
     table["job"]["cluster"] = table["job"]["cluster"].replace("h100", "a100")
     table["job"]["precision"] = "fp8"
@@ -163,6 +180,8 @@ BREAKS = {
     shares_do_not_sum: "batch", ep_without_experts: "experts", ep_does_not_divide: "experts",
     sp_without_tp: "sequence", odd_sequence: "sequence", group_does_not_divide: "zero-groups",
     group_without_zero: "zero-groups", unknown_operator: "recompute", swap_to_itself: "swaps", swap_to_nowhere: "swaps",
+    swap_and_offload_more_than_all: "swaps",
+    custom_nonsense: "schedule", compress_twice: "compressed-layers",
     no_fp8_here: "precision-supported", compress_nothing: "compressed-layers",
 }  # fmt: skip
 
@@ -195,6 +214,11 @@ SHORT = {"model": "llama3-70b", "cluster": "2x8xh100", "global_batch": 64, "seq_
                        "num_attention_heads": 8, "intermediate_size": 100}, "tp": 8, "dp": 2}, "widths"),
         ({"pp": 100, "cluster": "10x10xh100"}, "stages"),
         ({"cluster": "2x8xv100-32gb"}, "precision-supported"),  # bfloat16 on V100
+        ({"cluster": "2x8xv100-32gb", "precision": "tf32"}, "precision-supported"),
+        ({"precision": "mxfp8"}, "precision-supported"),  # H100 has no block-scaled units
+        ({"precision": "nvfp4", "cluster": "2x8xmi355x"}, "precision-supported"),
+        ({"dp": 4, "tp": 8}, "degrees"),  # 32 devices of 16
+        ({"model": "mixtral-8x7b", "cluster": "3x8xh100", "global_batch": 24, "ep": 4, "zero_group": 4}, "zero-groups"),
     ],
 )  # fmt: skip
 def test_rules_that_depend_on_the_model(changes: Table, rule: str) -> None:
@@ -265,3 +289,28 @@ def test_wrong_types_and_values_name_the_field(change: Callable[[Table], object]
     with pytest.raises(InputError) as caught:
         Plan.of(table)
     assert caught.value.field == field, str(caught.value)
+
+
+def test_the_same_devices_in_other_words() -> None:
+    table = Plan.of({**SHORT, "cluster": "2xh100", "global_batch": 8, "pp": 1, "virtual": 2, "dp": 2}).to_table()
+    assert table["pipelines"][0]["stages"][1]["devices"] == "0-1"
+    table["pipelines"][0]["stages"][1]["devices"] = "0,1"
+    assert Plan.of(table).devices == 2
+
+
+def test_a_plan_is_not_checked_against_another_job() -> None:
+    from meshwright.plan import Job
+
+    table = Plan.of({**SHORT, "tp": 8}).to_table()
+    with pytest.raises(InputError, match="differs from the job"):
+        Plan.of(table, Job(Model.preset("llama3-8b"), Cluster.preset("2x8xh100"), 64, 8192))
+    assert Plan.of(table, Plan.of(table).resolve()) == Plan.of(table)
+
+
+@pytest.mark.parametrize("layers", ["", "..", "embed..", "..head", " "])
+def test_spans_without_a_name(layers: str) -> None:
+    table = Plan.of({**SHORT, "tp": 8}).to_table()
+    table["pipelines"][0]["stages"][0]["spans"][0]["layers"] = layers
+    with pytest.raises(PlanError) as caught:
+        Plan.of(table)
+    assert caught.value.rule == "layer-names"

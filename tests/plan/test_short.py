@@ -123,3 +123,43 @@ def test_short_text() -> None:
     for bad in ("tp", "tp=", "=8", "tp=8,tp=4", "tp==8,"):
         with pytest.raises(InputError):
             Plan.of({**JOB, **parse_short(bad)})
+
+
+def test_a_micro_batch_divides_over_every_stage() -> None:
+    stages = [{"layers": "embed..block.39", "dp": 2, "tp": 8}, {"layers": "block.40..head", "dp": 4, "tp": 4}]
+    pipeline = Plan.of({**JOB, "stages": stages}).pipelines[0]
+    assert pipeline.samples == 4
+
+
+def test_devices_written_for_some_stages_only() -> None:
+    stages = [
+        {"layers": "embed..block.39", "devices": "32-47", "tp": 8},
+        {"layers": "block.40..head", "dp": 2, "tp": 8},
+    ]
+    plan = Plan.of({**JOB, "stages": stages})
+    assert [s.devices for s in plan.pipelines[0].stages] == ["32-47", "0-15"]
+
+
+def test_sequence_parallelism_only_where_the_sequence_divides() -> None:
+    job = {"model": "tiny-llama", "cluster": "4xh100", "global_batch": 4, "seq_len": 12, "tp": 2, "ring": 2}
+    assert Plan.of(job).pipelines[0].stages[0].spans[0].sp is False
+    assert Plan.of({**job, "seq_len": 16}).pipelines[0].stages[0].spans[0].sp is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"recompute": ["nothing"]}, "recompute"),
+        ({"zero_group": 7}, "zero_group"),
+        ({"model": "tiny-moe", "seq_len": 256, "etp": 5, "cluster": "8xh100", "global_batch": 8}, "etp"),
+        ({"seq_len": -1}, "seq_len"),
+        ({"precision": "bf61"}, "precision"),
+        ({"model": {"model_type": "llama"}}, "model.hidden_size"),
+        ({"stages": [{"layers": "embed..block.9", "dp": 2, "tp": 8}, {"layers": "block.10..hed"}]}, "stages[1].layers"),
+        ({"stages": [{"devices": "0-3,2"}]}, "stages[0].devices"),
+    ],
+)
+def test_errors_name_the_field_as_it_was_written(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Plan.of({**JOB, **changes})
+    assert caught.value.field == field, str(caught.value)

@@ -194,7 +194,7 @@ def _join(module: torch.nn.Module, order: list[Seen]) -> list[list[Seen]]:
     modules = dict(module.named_modules())
     groups: list[list[Seen]] = []
     for item in order:
-        fed = bool(groups) and any(before.feeds(item) for before in groups[-1])
+        fed = bool(groups) and any(set(item.inputs) & set(before.outputs) for before in groups[-1])
         if groups and not (fed and _has_parameters(modules[item.call.module])):
             groups[-1].append(item)
         else:
