@@ -171,3 +171,31 @@ def test_the_picture_in_the_readme_is_what_show_draws() -> None:
 def test_json_presets_and_examples_are_plain_json() -> None:
     for path in [*(ROOT / "src").rglob("*.json"), *(ROOT / "examples").glob("*.json")]:
         json.loads(path.read_text())
+
+
+def plans_in_the_documentation() -> list[tuple[str, str]]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [(page.name, text) for page in pages for text in re.findall(r"```json\n(.*?)```", page.read_text(), re.S)]
+    return [(name, text) for name, text in blocks if '"model"' in text]
+
+
+@pytest.mark.parametrize(("page", "text"), plans_in_the_documentation())
+def test_plans_in_the_documentation_are_valid(page: str, text: str) -> None:
+    from meshwright.plan import Plan
+
+    assert Plan.parse(text).devices > 0
+
+
+def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) == 5
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path) -> None:
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "devices" in done.stdout

@@ -7,6 +7,7 @@
 2
 """
 
+from meshwright import cost
 from meshwright.cluster import Cluster
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
 from meshwright.model import Layer, Model, Slice
@@ -16,5 +17,5 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__",
+    "Slice", "Strategy", "UnknownName", "__version__", "cost",
 ]  # fmt: skip
