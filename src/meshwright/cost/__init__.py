@@ -1,5 +1,6 @@
-"""What does a choice cost? Memory of any plan, from the same numbers the planner and the runtime use."""
+"""What does a choice cost? Memory of any plan, and the timeline of any pipeline."""
 
 from meshwright.cost.memory import fits, plan_memory
+from meshwright.cost.pipeline import Event, Timeline, chrome_trace, simulate
 
-__all__ = ["fits", "plan_memory"]
+__all__ = ["Event", "Timeline", "chrome_trace", "fits", "plan_memory", "simulate"]

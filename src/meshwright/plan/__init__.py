@@ -1,5 +1,6 @@
 """What was chosen? The job and the plan document: full and short form, rules, schema, picture."""
 
+from meshwright.plan.actions import action_table
 from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import OPTIMIZERS, Job
 from meshwright.plan.reading import read_plan
@@ -11,5 +12,6 @@ from meshwright.plan.strategy import Offload, Span, Strategy, Swap
 
 __all__ = [
     "OPTIMIZERS", "RULES", "Backup", "Compression", "Job", "Offload", "Pipeline", "Plan", "Schedule", "Span", "Stage",
-    "Strategy", "Swap", "check", "group_of_stage", "in_flight", "parse_short", "read_plan", "rule_name", "schema",
+    "Strategy", "Swap",
+    "action_table", "check", "group_of_stage", "in_flight", "parse_short", "read_plan", "rule_name", "schema",
 ]  # fmt: skip
