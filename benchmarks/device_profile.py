@@ -25,20 +25,21 @@ SETS = 3  # rotated inputs
 Row = dict[str, Any]
 
 
-def timed(run: Callable[[int], Any], repeats: int = 12) -> float:
-    """Median seconds of one run; the argument picks the set of inputs."""
-    for i in range(3):
-        run(i % SETS)
-    torch.cuda.synchronize()
-    times = []
-    for i in range(repeats):
+def timed(run: Callable[[int], Any], repeats: int = 15) -> float:
+    """Median seconds of one run; the argument picks the set of inputs. Short runs are timed in batches of 1 ms."""
+
+    def batch(count: int) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        run(i % SETS)
+        for i in range(count):
+            run(i % SETS)
         end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+        return start.elapsed_time(end) / 1e3 / count
+
+    batch(SETS)
+    count = max(SETS, min(200, int(1e-3 / batch(SETS)) + 1))
+    return statistics.median(batch(count) for _ in range(repeats))
 
 
 def random(*shape: int, grad: bool = False) -> torch.Tensor:
