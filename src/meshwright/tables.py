@@ -30,10 +30,12 @@ def convert(table: object, kind: type[T], *, file: str = "", prefix: str = "") -
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), table, kind, file, prefix) from None
+        raise _explain(str(error), kind, file, prefix) from None
+    except UnicodeEncodeError:
+        raise InputError("a string holds half of a surrogate pair", file=file, field=prefix) from None
 
 
-def _explain(message: str, table: object, kind: Any, file: str, prefix: str) -> InputError:
+def _explain(message: str, kind: Any, file: str, prefix: str) -> InputError:
     match = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?P<path>.*)`)?", message, re.S)
     assert match is not None
     problem, path = match["problem"], (match["path"] or "$")[1:].lstrip(".")

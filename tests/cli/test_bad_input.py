@@ -37,6 +37,8 @@ def mistake(done, *words: str) -> None:  # type: ignore[no-untyped-def]
         (["clusters", "nowhere.toml"], ["nowhere.toml", "no such file"]),
         (["models", "nowhere/config.json"], ["no such file"]),
         (["clusters", "local:0"], ["local:1"]),
+        (["clusters", "local:"], ["local:1"]),
+        (["clusters", "local:²"], ["local:1"]),
         (["completion", "tcsh"], ["bash"]),
     ],
 )
@@ -189,3 +191,17 @@ def test_a_bug_of_ours_is_not_a_plan_that_does_not_fit(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 70
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_an_error_that_nobody_hears_keeps_its_code() -> None:
+    for command in ("models nope --json > /dev/full", "models nope 2> /dev/full", "models nope --json >&-"):
+        assert run_in_shell(command).returncode == 2, command
+
+
+def test_a_bug_is_an_object_for_programs(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import meshwright.cli as c; c.cli.main = lambda **_: 1 / 0; c.main()"
+    done = subprocess.run([sys.executable, "-c", code, "--json"], capture_output=True, text=True, check=False)
+    assert "ZeroDivisionError" in json.loads(done.stdout)["error"]

@@ -103,8 +103,20 @@ def test_a_control_group_lowers_the_memory() -> None:
 
 def test_visible_devices(tool, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     tool("nvidia-smi", nvidia(["NVIDIA H100 80GB HBM3, 81559", "NVIDIA L4, 23034", "NVIDIA L4, 23034"], H100_TOPOLOGY))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    assert [g.device.name for g in detect().cluster.groups] == ["l4"]
+    for visible, devices in (
+        ("1,2", ["l4", "l4"]),
+        ("0,-1,1", ["h100"]),
+        ("2,9,0", ["l4"]),
+        ("-1", ["cpu"]),
+        ("", ["cpu"]),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = detect()
+        assert [found.cluster.device(r).name for r in range(len(devices))] == devices, visible
+        if devices != ["cpu"]:
+            assert found.cluster.devices == len(devices)
+        else:
+            assert any("CUDA_VISIBLE_DEVICES" in note for note in found.notes)
 
 
 def test_a_broken_driver_is_said(tool) -> None:  # type: ignore[no-untyped-def]

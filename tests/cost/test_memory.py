@@ -240,3 +240,69 @@ def test_frozen_parameters_have_no_gradients() -> None:
     job = Job(Model.from_module(module, torch.zeros(2, 8)), Cluster.preset("1xh100"), 2)
     (found,) = plan_memory(Plan.of({}, job), job)
     assert (found.parameters, found.gradients, found.optimizer) == (2 * 256, 4 * 64, 12 * 64)
+
+
+def test_uneven_virtual_stages_are_weighed_not_counted() -> None:
+    """Interleaved, 7 blocks in an early stage and 2 in a late one: eight of the first and one of the second is most."""
+    sizes = [4, 7, 4, 4, 4, 2, 4, 3]
+    ends = [sum(sizes[: i + 1]) for i in range(8)]
+    names = [f"block.{a}..block.{b - 1}" for a, b in zip([0, *ends], ends, strict=False)]
+    names[0], names[-1] = f"embed..block.{ends[0] - 1}", f"block.{ends[-2]}..head"
+    table = {"model": "llama3-8b", "cluster": "4xh100", "global_batch": 16, "seq_len": 4096, "virtual": 2}
+    group = plan_memory(Plan.of({**table, "stages": [{"layers": name} for name in names]}))[1]
+    block = sum(
+        layer.kept_bytes(Slice(1, 4096)) for layer in Model.preset("llama3-8b").layers if layer.block == "block.5"
+    )
+    assert group.activations == (8 * 7 + 1 * 2) * block
+
+
+def mixtral_working(**changes: object) -> float:
+    table = {"model": "mixtral-8x7b", "cluster": "8xh100", "global_batch": 8, "seq_len": 1024, "zero": 3, **changes}
+    return plan_memory(Plan.of(table))[0].working
+
+
+def test_experts_are_gathered_where_they_are_sharded() -> None:
+    experts, head = 8 * 3 * 4096 * 14336, 32000 * 4096
+    # tp 8: one replica of the dense part, eight of the experts, which are gathered (twice) with whole gradients
+    assert mixtral_working(tp=8, dp=1) == (2 * 2 + 4) * experts
+    # ep 8: each device holds its own experts; only the dense part is gathered, the largest piece being the head
+    assert mixtral_working(dp=8, ep=8) == (2 * 2 + 4) * head
+
+
+def test_a_short_host_is_seen_whichever_group_comes_first() -> None:
+    big, small = ({"device": "h100", "devices_per_node": 1, "host_memory_gib": gib} for gib in (2000, 10))
+    table = {"model": "llama3-8b", "global_batch": 2, "seq_len": 1024, "offload": {"optimizer": 1.0}, "zero": 1}
+    for groups in ([big, small], [small, big]):
+        assert plan_memory(Plan.of({**table, "cluster": {"group": groups}}))[0].host_short_by > 0
+
+
+def test_shares_of_every_virtual_stage_count() -> None:
+    table = {"model": "tiny-llama", "cluster": "2xh100", "global_batch": 8, "micro_batches": 1, "virtual": 2}
+    for shares in ([1, 7], [7, 1]):
+        stages = [{"layers": "embed..block.1", "dp": 2}, {"layers": "block.2..head", "dp": 2, "shares": shares}]
+        assert plan_memory(Plan.of({**table, "stages": stages}))[0].activations == busiest()
+
+
+def busiest() -> int:
+    model, cut = Model.preset("tiny-llama"), Slice(1, 256)
+    first = sum(layer.kept_bytes(cut) for layer in model.layers[:5])
+    return round(4 * first + 7 * sum(layer.kept_bytes(cut) for layer in model.layers[5:]))
+
+
+def test_the_encoder_counts_once_however_the_decoder_is_split() -> None:
+    base = {"model": "t5-large", "cluster": "2xh100", "global_batch": 2, "seq_len": 512}
+    stages = [{"layers": "embed..encoder.norm"}, {"layers": "decoder.embed..head"}]
+    table = Plan.of({**base, "stages": stages}).to_table()
+    whole = plan_memory(Plan.of(table))[1].activations
+    span = table["pipelines"][0]["stages"][1]["spans"][0]
+    parts = ("decoder.embed", "decoder.block.0..decoder.block.5", "decoder.block.6..head")
+    table["pipelines"][0]["stages"][1]["spans"] = [{**span, "layers": part} for part in parts]
+    assert plan_memory(Plan.of(table))[1].activations == whole
+
+
+def test_swap_with_uneven_shares_conserves_bytes() -> None:
+    table = {"model": "llama-7b", "cluster": "8xh100", "global_batch": 16, "seq_len": 1024, "micro_batches": 1}
+    first = {"layers": "embed..block.15", "dp": 4, "shares": [13, 1, 1, 1], "swap": {"to": 1, "activations": 0.5}}
+    found = plan_memory(Plan.of({**table, "stages": [first, {"layers": "block.16..head", "dp": 4}]}))
+    per_sample = sum(layer.kept_bytes(Slice(1, 1024)) for layer in Model.preset("llama-7b").layers[:33])
+    assert found[1].swapped_in == pytest.approx(16 * per_sample / 2 / 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -65,7 +66,9 @@ def test_1f1b_equals_its_definition() -> None:
 
 
 @pytest.mark.parametrize("name", [*TORCH, "1f1b"])
-def test_every_table_runs_and_holds_what_the_closed_form_says(name: str) -> None:
+def test_what_is_in_flight_is_what_the_table_holds(name: str) -> None:
+    """Whatever the stages weigh: the largest sum over the listed mixes is the largest sum over the whole table."""
+    draw = random.Random(3)
     for p, v, m in sizes(name):
         schedule = Schedule(name=name, virtual=v)  # type: ignore[arg-type]
         table = action_table(schedule, p, m)
@@ -76,14 +79,31 @@ def test_every_table_runs_and_holds_what_the_closed_form_says(name: str) -> None
             assert list(table_faults(written, p * v, m)) == []
         for r in range(p):
             mine = [s for s in range(p * v) if group_of_stage(schedule, p * v, s) == r]
-            assert held_at_peak(table[r], mine) == in_flight(schedule, p, m, r), (p, v, m, r)
+            for weights in ([1] * v, [draw.randint(1, 9) for _ in range(v)], [9, *[1] * (v - 1)]):
+                listed = max(
+                    sum(w * n for w, n in zip(weights, mix, strict=True)) for mix in in_flight(schedule, p, m, r)
+                )
+                assert listed == heaviest(table[r], dict(zip(mine, weights, strict=True))), (p, v, m, r, weights)
 
 
-def held_at_peak(row: tuple[Action, ...], stages: list[int]) -> tuple[int, ...]:
-    held = dict.fromkeys(stages, 0)
-    peak = dict(held)
+def heaviest(row: tuple[Action, ...], weights: dict[int, int]) -> int:
+    held = most = 0
     for stage, kind, _ in row:
-        held[stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
-        if sum(held.values()) > sum(peak.values()):
-            peak = dict(held)
-    return tuple(peak[stage] for stage in stages)
+        held += weights[stage] * {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("name", "virtual"), [("interleaved", 2), ("interleaved", 3), ("zero-bubble", 2), ("zbv", 2)])
+def test_many_rounds_hold_no_more_than_a_few(name: str, virtual: int) -> None:
+    schedule = Schedule(name=name, virtual=virtual)  # type: ignore[arg-type]
+    for p in (2, 3, 4):
+        row = action_table(schedule, p, 40 * p)
+        for r in range(p):
+            mine = [s for s in range(p * virtual) if group_of_stage(schedule, p * virtual, s) == r]
+            weights = dict(zip(mine, (5, 2, 1), strict=False))
+            listed = max(
+                sum(w * n for w, n in zip(weights.values(), mix, strict=True))
+                for mix in in_flight(schedule, p, 40 * p, r)
+            )
+            assert listed == heaviest(row[r], weights)

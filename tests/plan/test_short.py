@@ -157,9 +157,31 @@ def test_sequence_parallelism_only_where_the_sequence_divides() -> None:
         ({"model": {"model_type": "llama"}}, "model.hidden_size"),
         ({"stages": [{"layers": "embed..block.9", "dp": 2, "tp": 8}, {"layers": "block.10..hed"}]}, "stages[1].layers"),
         ({"stages": [{"devices": "0-3,2"}]}, "stages[0].devices"),
+        ({"schedule": "zbv", "virtual": 3}, "virtual"),
+        ({"schedule": "interleaved"}, "virtual"),
+        (
+            {
+                "pp": 2,
+                "stages": [
+                    {"layers": "embed..block.9", "devices": "0-3"},
+                    {"layers": "block.10..head", "devices": "60-69"},
+                ],
+            },
+            "stages[1].devices",
+        ),
+        ({"virtual": 2, "dp": 4, "stages": [{"devices": "0-3"}, {"devices": "4-7"}]}, "stages[1].devices"),
     ],
 )
 def test_errors_name_the_field_as_it_was_written(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:
         Plan.of({**JOB, **changes})
     assert caught.value.field == field, str(caught.value)
+
+
+def test_operators_are_repeated_where_they_are() -> None:
+    """The first stage of DeepSeek-V3 is dense: it has no experts to repeat, and that is no mistake."""
+    table = {"model": "deepseek-v3", "cluster": "61x8xh200", "global_batch": 61, "pp": 61, "tp": 8, "precision": "bf16"}
+    plan = Plan.of({**table, "recompute": ["expert_activation"]})
+    levels = [stage.spans[0].recompute for stage in plan.pipelines[0].stages]
+    assert levels[0] == "none"
+    assert levels[-1] == ("expert_activation",)

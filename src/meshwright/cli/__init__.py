@@ -6,6 +6,7 @@ with --json also to standard output as an object.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -96,17 +97,29 @@ def main() -> None:
     except OSError as error:
         click.echo(f"error: standard output: cannot be written: {error.strerror or error}", err=True)
         _leave_quietly(2)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        click.echo("error: this is a bug in meshwright; please report it with the lines above", err=True)
+        problem = "this is a bug in meshwright; please report it with the lines above"
+        _say({"error": f"{type(error).__name__}: {error}"}, problem)
         sys.exit(BUG)
 
 
 def _fail(error: MeshwrightError) -> None:
-    if "--json" in sys.argv and isinstance(error, InputError | DoesNotFit):
-        click.echo(json.dumps(error.as_json()))
-    click.echo(f"error: {error}", err=True)
+    facts: dict[str, object] = error.as_json() if isinstance(error, InputError | DoesNotFit) else {"error": str(error)}
+    _say(facts, str(error))
     sys.exit(error.exit_code)
+
+
+def _say(facts: dict[str, object], text: str) -> None:
+    """An error for programs and for people; where nobody can hear it, the exit code still tells."""
+    try:
+        if "--json" in sys.argv:
+            click.echo(json.dumps(facts))
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {text}", err=True)
 
 
 def _leave_quietly(code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,6 +47,8 @@ class Cluster:
     @staticmethod
     def from_table(table: Mapping[str, Any], file: str = "") -> Cluster:
         """From the contents of such a file."""
+        if not isinstance(table, Mapping):
+            raise InputError(f"holds a {type(table).__name__}, expected a table", file=file)
         name, groups, between = groups_of(dict(table), file)
         label = name or Path(file).stem or "+".join(f"{g.nodes}x{g.devices_per_node}x{g.device.name}" for g in groups)
         return Cluster(label, groups, between, reference={**table, "name": label})
@@ -53,7 +56,7 @@ class Cluster:
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Cluster:
         """Whatever a user may name: a string, the path of a TOML file, or a table."""
-        if isinstance(what, Mapping):
+        if not isinstance(what, str | Path):
             return Cluster.from_table(what)
         if str(what).endswith(".toml") or os.path.isfile(what):
             return Cluster.from_toml(what)
@@ -111,6 +114,6 @@ def _local(text: str) -> Cluster:
     from meshwright.cluster.detect import detect
 
     wanted = text.partition(":")[2]
-    if wanted and (not wanted.isdigit() or not 1 <= int(wanted) <= 1024):
+    if ":" in text and not (re.fullmatch(r"[0-9]{1,4}", wanted) and 1 <= int(wanted) <= 1024):
         raise InputError(f"'{text}' is not a local cluster", valid="local, or local:1 to local:1024")
     return detect(int(wanted) if wanted else 0).cluster

@@ -46,13 +46,15 @@ def detect(limit: int = 0) -> Detected:
     silent = []
     for tool, ask in (("nvidia-smi", _nvidia), ("rocm-smi", _amd), ("npu-smi", _ascend)):
         if path := shutil.which(tool):
-            found = _visible(ask(path))
+            there = ask(path)
+            found = _visible(there)
             if found:
                 if limit > len(found):
                     problem = f"asked for {limit} devices, {tool} shows {len(found)}"
                     raise InputError(problem, valid=f"local:1 to local:{len(found)}")
                 return _accelerators(found[: limit or None], path)
-            silent.append(f"{tool} is installed but shows no device: is its driver in order?")
+            hidden = "CUDA_VISIBLE_DEVICES hides every device" if there else "is its driver in order?"
+            silent.append(f"{tool} is installed but shows no device: {hidden}")
     return _cpu(limit, silent)
 
 
@@ -65,14 +67,19 @@ def _run(*command: str) -> str:
 
 
 def _visible(found: list[Found]) -> list[Found]:
-    """Only what CUDA_VISIBLE_DEVICES lets through; names instead of numbers can only be counted."""
+    """Only what CUDA_VISIBLE_DEVICES lets through; as in CUDA, the list ends at the first that does not exist."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    if all(name.isdigit() for name in names):
-        return [found[int(name)] for name in names if int(name) < len(found)]
-    return found[: len(names)]
+    visible = []
+    for name in (part.strip() for part in chosen.split(",")):
+        if name.startswith(("GPU-", "MIG-")):
+            visible.append(found[0])  # which one it is does not matter among equals
+        elif re.fullmatch(r"[0-9]{1,4}", name) and int(name) < len(found):
+            visible.append(found[int(name)])
+        else:
+            break
+    return visible
 
 
 def _nvidia(path: str) -> list[Found]:

@@ -30,7 +30,7 @@ class LinkTable(Table, frozen=True, kw_only=True):
     latency_us: Number
     aggregate_gb_s: Number | UnsetType = UNSET
     span: Annotated[int, Meta(ge=2, le=MOST_DEVICES)] | UnsetType = UNSET
-    pairs: list[Annotated[str, Meta(pattern=r"^\d+-\d+:\d+$")]] = []
+    pairs: list[Annotated[str, Meta(pattern=r"^[0-9]{1,5}-[0-9]{1,5}:[0-9]{1,3}$")]] = []
 
 
 class GroupTable(Table, frozen=True, kw_only=True):
@@ -147,7 +147,8 @@ def _device(row: GroupTable, base: Device) -> Device:
 def _own_sources(row: GroupTable) -> dict[str, str]:
     named = {name: getattr(row, name) for name in ("memory_gib", "memory_gb_s", "host_gb_s", "host_memory_gib")}
     named |= {f"tflops.{p}": v for p, v in row.tflops.items()}
-    return {name: str(v[1]) if isinstance(v, list) else "cluster file" for name, v in named.items() if v is not UNSET}
+    given = {name: value for name, value in named.items() if value is not UNSET and _value(value)}
+    return {name: str(value[1]) if isinstance(value, list) else "cluster file" for name, value in given.items()}
 
 
 def _links(row: GroupTable, devices_per_node: int, file: str, field: str) -> tuple[Link, ...]:

@@ -7,8 +7,8 @@ flight. Allocator overhead and communication buffers are not in here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from itertools import groupby
 
 from meshwright.errors import DoesNotFit
@@ -54,36 +54,39 @@ def fits(memory: list[StageMemory]) -> None:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one device holds, and what it has moved to the host."""
+    """What one device holds, and what it has moved to the host and to other devices."""
 
     parameters: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
     activations: float = 0.0
     host: float = 0.0
+    swapped: float = 0.0
 
     def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(
-            self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer,
-            self.activations + other.activations, self.host + other.host,
-        )  # fmt: skip
+        return Bytes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor: float) -> Bytes:
+        return Bytes(*(getattr(self, f.name) * factor for f in fields(self)))
 
 
 def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int) -> StageMemory:
     """Replicas may take different shares on different devices: the one that is fullest for its size."""
-    stages = _stages_of(pipeline, group)
-    kinds = dict.fromkeys(_kinds_of_devices(job, pipeline.stages[stages[0]]))
-    rows = [_device_memory(job, pipeline, group, groups, *kind) for kind in kinds]
-    return max(rows, key=lambda row: row.total / row.capacity)
+    mine = _stages_of(pipeline, group)
+    sorts = list(_sorts_of_devices(job, [pipeline.stages[s] for s in mine]))
+    rows = [_device_memory(job, pipeline, group, groups, where, position) for where, position in sorts]
+    return max(rows, key=lambda row: max(row.total / row.capacity, row.host / max(row.host_capacity, 1)))
 
 
-def _kinds_of_devices(job: Job, stage: Stage) -> Iterator[tuple[int, int]]:
-    """(group of the cluster, position in the stage) of one device of every sort: what it is, which share it takes."""
+def _sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]:
+    """(group of the cluster, position in the stage) of one device of every sort: what it is, which shares it takes."""
+    spans = [span for stage in stages for span in stage.spans]
+    uneven = any(span.shares for span in spans)
     seen = set()
-    uneven = any(span.shares for span in stage.spans)
-    for position, rank in enumerate(stage.ranks if uneven or len(job.cluster.groups) > 1 else stage.ranks[:1]):
+    ranks = stages[0].ranks
+    for position, rank in enumerate(ranks if uneven or len(job.cluster.groups) > 1 else ranks[:1]):
         where = job.cluster.group_index(rank)
-        sort = (where, tuple(span.share(0, span.replica(position)) for span in stage.spans) if uneven else ())
+        sort = (where, tuple(span.share(0, span.replica(position)) for span in spans) if uneven else ())
         if sort not in seen:
             seen.add(sort)
             yield where, position
@@ -94,27 +97,37 @@ def _stages_of(pipeline: Pipeline, group: int) -> list[int]:
     return [s for s in range(stages) if group_of_stage(pipeline.schedule, stages, s) == group]
 
 
+def _names_held(job: Job, pipeline: Pipeline, stages: list[int]) -> set[str]:
+    spans = [span for s in stages for span in pipeline.stages[s].spans]
+    return {layer.name for span in spans for layer in layers_of(job.model, span.layers)}
+
+
 def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int) -> StageMemory:
     """All stages of one device group on one of its devices: states, and activations of what is in flight."""
     mine = _stages_of(pipeline, group)
-    flight = in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
-    held = {
-        layer.name for s in mine for span in pipeline.stages[s].spans for layer in layers_of(job.model, span.layers)
-    }
-    total, working = Bytes(), 0.0
-    for s, count in zip(mine, flight, strict=True):
-        for index, span in enumerate(pipeline.stages[s].spans):
+    held = _names_held(job, pipeline, mine)
+    states, working = Bytes(), 0.0
+    for s in mine:
+        for span in pipeline.stages[s].spans:
             cut = span.cut(span.share(pipeline.samples, span.replica(position)), job.seq_len, job.precision)
-            total += _states(job, span, cut, held)
-            total += _activations(job, span, cut, count, first=index == 0, held=held)
+            states += _states(job, span, cut, held)
             working = max(working, _working(job, span, cut))
-    parked = _parked_here(job, pipeline, set(mine), groups)
+
+    def share(span: Span) -> float:
+        return span.share(pipeline.samples, span.replica(position))
+
+    each = [_activations(job, pipeline, s, held, share) for s in mine]
+    mixes = [
+        sum((one * count for one, count in zip(each, mix, strict=True)), Bytes())
+        for mix in in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
+    ]
+    most = max(mixes, key=lambda mix: mix.activations + mix.host)
     home, stage = job.cluster.groups[where], pipeline.stages[mine[0]]
     return StageMemory(
-        devices=stage.devices, capacity=home.device.memory, parameters=round(total.parameters),
-        gradients=round(total.gradients), optimizer=round(total.optimizer), activations=round(total.activations),
-        swapped_in=round(parked), working=round(working), host=round(total.host),
-        host_capacity=home.host_memory // home.devices_per_node,
+        devices=stage.devices, capacity=home.device.memory, parameters=round(states.parameters),
+        gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(most.activations),
+        swapped_in=round(_parked_here(job, pipeline, set(mine), groups)), working=round(working),
+        host=round(states.host + most.host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
 
 
@@ -128,7 +141,7 @@ def _states(job: Job, span: Span, cut: Slice, held: set[str]) -> Bytes:
             held.add(layer.tied_to)
         own_experts = layer.expert_parameters_on(cut)
         experts += own_experts
-        frozen += layer.frozen_parameters_on(cut)
+        frozen += layer.frozen_parameters_on(cut, with_tied=copied)
         dense += layer.parameters_on(cut, with_tied=copied) - own_experts
     total = Bytes()
     for count, still, replicas in ((dense, frozen, span.replicas), (experts, 0, span.expert_replicas)):
@@ -144,24 +157,38 @@ def _states(job: Job, span: Span, cut: Slice, held: set[str]) -> Bytes:
     return total
 
 
-def _kept(job: Job, span: Span, cut: Slice, *, first: bool, held: set[str]) -> float:
+def _kept(job: Job, span: Span, cut: Slice) -> float:
     """Activation bytes one micro-batch leaves on a device, before any of it is moved away."""
     layers = layers_of(job.model, span.layers)
     kept = sum(layer.kept_bytes(cut, span.recompute) for layer in layers)
     if span.recompute == "full" and not layers[0].opens_block:
         kept += layers[0].input_bytes(cut)  # a span that begins inside a block keeps what it received
-    readers = [layer for layer in layers if layer.reads and layer.reads not in held]
-    if first and readers:
-        kept += readers[0].input_bytes(cut)  # what came from the encoder, once per stage
     return kept
 
 
-def _activations(job: Job, span: Span, cut: Slice, count: int, *, first: bool, held: set[str]) -> Bytes:
-    """What `count` micro-batches leave on the device and on the host; swapped parts are with another stage."""
-    kept = count * _kept(job, span, cut, first=first, held=held)
-    away = span.offload.activations
-    swapped = span.swap.activations if span.swap else 0.0
-    return Bytes(activations=kept * (1 - away - swapped), host=kept * away)
+def _activations(job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float]) -> Bytes:
+    """What one micro-batch leaves on the device and on the host; swapped parts are counted apart."""
+    total = Bytes()
+    for span, kept in _kept_by_span(job, pipeline, stage, held, share):
+        swapped = span.swap.activations if span.swap else 0.0
+        here = kept * (1 - span.offload.activations - swapped)
+        total += Bytes(activations=here, host=kept * span.offload.activations, swapped=kept * swapped)
+    return total
+
+
+def _kept_by_span(
+    job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float]
+) -> Iterator[tuple[Span, float]]:
+    """What each span keeps; what came from an encoder elsewhere once per stage, in the first span that reads it."""
+    read = set(held)
+    for span in pipeline.stages[stage].spans:
+        cut = span.cut(1, job.seq_len, job.precision)  # bytes are linear in samples
+        kept = _kept(job, span, cut)
+        readers = [layer for layer in layers_of(job.model, span.layers) if layer.reads and layer.reads not in read]
+        if readers:
+            read.add(readers[0].reads)
+            kept += readers[0].input_bytes(cut)
+        yield span, kept * share(span)
 
 
 def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int) -> float:
@@ -169,25 +196,40 @@ def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int) -> f
     parked = 0.0
     here = len(pipeline.stages[min(mine)].ranks)
     for group in range(groups):
-        flight = in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
-        for s, count in zip(_stages_of(pipeline, group), flight, strict=True):
-            for index, span in enumerate(pipeline.stages[s].spans):
-                if span.swap and span.swap.to in mine:
-                    cut = span.cut(max(span.shares, default=pipeline.samples // span.dp), job.seq_len, job.precision)
-                    sent = count * _kept(job, span, cut, first=index == 0, held=set()) * span.swap.activations
-                    parked += sent * span.devices / here
+        senders = _stages_of(pipeline, group)
+        held = _names_held(job, pipeline, senders)
+        sent = []
+        for s in senders:
+            parts = _kept_by_span(job, pipeline, s, held, lambda span: pipeline.samples / span.dp)
+            amounts = [
+                kept * span.swap.activations * span.devices
+                for span, kept in parts
+                if span.swap and span.swap.to in mine
+            ]
+            sent.append(sum(amounts))
+        if any(sent):
+            mixes = in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
+            parked += max(sum(a * n for a, n in zip(sent, mix, strict=True)) for mix in mixes) / here
     return parked
 
 
 def _working(job: Job, span: Span, cut: Slice) -> float:
-    """The largest block while it runs: activations that were dropped or moved away, weights from elsewhere."""
-    elsewhere = span.offload.parameters > 0 or (span.zero == 3 and (span.zero_group or span.replicas) > 1)
+    """The largest block while it runs: activations that were dropped or moved away, weights that are fetched from
+    elsewhere (the running block's and the next one's), and whole gradients before they are sharded."""
+    p = precision(job.precision)
     here = 1 - span.offload.activations - (span.swap.activations if span.swap else 0.0)
     largest = 0.0
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
         block: list[Layer] = list(layers)
         again = sum(layer.kept_bytes(cut, "none") - here * layer.kept_bytes(cut, span.recompute) for layer in block)
-        weights = sum(layer.parameters_on(cut, with_tied=True) for layer in block) * precision(job.precision).parameter
-        # Two blocks' weights: the one that runs and the one being fetched.
-        largest = max(largest, max(again, 0.0) + (2 * weights if elsewhere else 0.0))
+        experts = sum(layer.expert_parameters_on(cut) for layer in block)
+        dense = sum(layer.parameters_on(cut, with_tied=True) for layer in block) - experts
+        extra = 0.0
+        for count, replicas in ((dense, span.replicas), (experts, span.expert_replicas)):
+            sharded = min(span.zero_group or replicas, replicas) > 1
+            if span.offload.parameters or (span.zero == 3 and sharded):
+                extra += 2 * count * p.parameter
+            if span.zero >= 2 and sharded:
+                extra += count * p.gradient
+        largest = max(largest, max(again, 0.0) + extra)
     return largest

@@ -76,11 +76,11 @@ class Model:
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Model:
         """Whatever a user may name: a preset, the path of a config.json (or its folder), or a table."""
-        if isinstance(what, Mapping):
-            if "layers" in what:
-                from meshwright.model.written import written_model
+        if isinstance(what, Mapping) and "layers" in what:
+            from meshwright.model.written import written_model
 
-                return written_model(what)
+            return written_model(what)
+        if not isinstance(what, str | Path):
             return Model.from_config(what)
         inside = os.path.join(what, "config.json")
         path = inside if os.path.isfile(inside) else str(what)

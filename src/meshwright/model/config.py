@@ -20,8 +20,9 @@ _DECODER_FIELDS = (
 
 def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Model:
     """Build the chain of a config, or say which of its fields stand in the way."""
-    file = "" if isinstance(config, Mapping) else str(config)
-    content = config if isinstance(config, Mapping) else read_json(config)
+    from_file = isinstance(config, str | Path)
+    file = str(config) if from_file else ""
+    content = read_json(file) if from_file else config
     if not isinstance(content, Mapping):
         raise InputError(f"holds a {type(content).__name__}, expected an object", file=file)
     family = content.get("model_type")
@@ -50,7 +51,7 @@ def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
     family = content.get("model_type")
     valid = ", ".join(FAMILIES)
     if family is None:
-        keys = ", ".join(list(content)[:6]) or "nothing"
+        keys = ", ".join(map(str, list(content)[:6])) or "nothing"
         return InputError(f"is missing; the config has {keys}", file=file, field="model_type", valid=valid)
     missing = [field for field in _DECODER_FIELDS if field not in content]
     near = closest_names(str(family), FAMILIES, limit=1)

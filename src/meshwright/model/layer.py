@@ -107,7 +107,8 @@ class Kept:
         if self.heads:
             cut = slice_.tp * slice_.ulysses
             per_token *= -(-self.heads // cut) * cut / self.heads
-        return size * per_token * slice_.tokens(self.scope, length)
+        # A traced polynomial may dip below nothing where it was not measured.
+        return max(size * per_token * slice_.tokens(self.scope, length), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Op:
             # A cut that does not divide is padded, and key/value heads past their number are repeated.
             cut = [w for w in self.weights if w.split == "tensor"]
             per_sample *= sum(w.on_device(slice_) for w in cut) * slice_.tp / sum(w.count for w in cut)
-        return per_sample * slice_.tokens(self.scope, length) / length
+        return max(per_sample * slice_.tokens(self.scope, length) / length, 0.0)
 
     def pair_count(self, length: int) -> float:
         """Query-key pairs of one sample that the mask lets through."""
@@ -219,9 +220,9 @@ class Layer:
         """Of these, the routed experts': they are replicated over fewer devices than the rest."""
         return sum(w.on_device(slice_) for op in self.ops for w in op.weights if w.split == "expert")
 
-    def frozen_parameters_on(self, slice_: Slice) -> int:
+    def frozen_parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> int:
         """Of these, those that are not trained."""
-        return sum(w.on_device(slice_) for op in self.ops if not op.tied for w in op.weights if w.frozen)
+        return sum(w.on_device(slice_) for op in self.ops if with_tied or not op.tied for w in op.weights if w.frozen)
 
     def forward_flops(self, slice_: Slice) -> float:
         """Forward FLOPs of one micro-batch on one device."""

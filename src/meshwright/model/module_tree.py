@@ -33,8 +33,9 @@ class Link:
     calls: tuple[Call, ...]
     parameters: int  # trained, and of this link first
     frozen: int
-    tied: int  # parameters it shares with an earlier link,
-    tied_to: str  # which is this one
+    tied: int  # trained parameters it shares with an earlier link,
+    tied_frozen: int  # frozen ones,
+    tied_to: str  # and that link
     crossing: int  # elements that this link or an earlier one made and a later one takes
     block: str
 
@@ -75,8 +76,9 @@ def find_links(module: torch.nn.Module, call: Callable[[], Any]) -> list[Link]:
     flow: dict[str, Seen] = {}
     for item in seen:
         flow.setdefault(item.call.module, item)
-    cuts = set(_expand("", module, flow, inside_block=False))
-    return _links(module, _join(module, [item for item in seen if item.call.module in cuts]))
+    cuts = dict(_expand("", module, flow, inside_block=False))
+    blocks = {path for path, is_block in cuts.items() if is_block}
+    return _links(module, _join(module, [item for item in seen if item.call.module in cuts], blocks))
 
 
 def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
@@ -125,18 +127,16 @@ def _children(path: str, module: torch.nn.Module) -> list[tuple[str, torch.nn.Mo
     return [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
 
 
-def _expand(path: str, module: torch.nn.Module, flow: dict[str, Seen], inside_block: bool) -> list[str]:
-    """Paths of the modules that become links, below `path`."""
+def _expand(path: str, module: torch.nn.Module, flow: dict[str, Seen], inside_block: bool) -> list[tuple[str, bool]]:
+    """Paths of the modules that become links, below `path`, and whether each is a block."""
     listed = isinstance(module, _LISTS)
     if not listed and path not in flow and path:
         return []
     children = _children(path, module)
-    if not children:
-        return [path]
-    if inside_block and not _is_chain(path, module, flow):
-        return [path]
+    if not children or (inside_block and not _is_chain(path, module, flow)):
+        return [(path, inside_block)]
     if not listed and not inside_block and not _holds_blocks(path, module, flow):
-        return [path]
+        return [(path, False)]
     blocks = inside_block or _is_block_list(path, module, flow)
     return [cut for child_path, child in children for cut in _expand(child_path, child, flow, blocks)]
 
@@ -189,13 +189,15 @@ def _is_chain(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool
     return begins and ends and _fed_in_turn(calls)
 
 
-def _join(module: torch.nn.Module, order: list[Seen]) -> list[list[Seen]]:
-    """Calls in order, grouped: what is not fed by the group before it, or holds no weights, joins that group."""
+def _join(module: torch.nn.Module, order: list[Seen], blocks: set[str]) -> list[list[Seen]]:
+    """Calls in order, grouped. A block opens a group; anything else joins the group before it unless that feeds it
+    and it holds weights of its own."""
     modules = dict(module.named_modules())
     groups: list[list[Seen]] = []
     for item in order:
         fed = bool(groups) and any(set(item.inputs) & set(before.outputs) for before in groups[-1])
-        if groups and not (fed and _has_parameters(modules[item.call.module])):
+        own = _has_parameters(modules[item.call.module])
+        if groups and not (own and (fed or item.call.module in blocks)):
             groups[-1].append(item)
         else:
             groups.append([item])
@@ -227,7 +229,8 @@ def _links(module: torch.nn.Module, groups: list[list[Seen]]) -> list[Link]:
             calls=tuple(item.call for item in group),
             parameters=sum(p.numel() for p in own if p.requires_grad),
             frozen=sum(p.numel() for p in own if not p.requires_grad),
-            tied=sum(p.numel() for p in shared.values()),
+            tied=sum(p.numel() for p in shared.values() if p.requires_grad),
+            tied_frozen=sum(p.numel() for p in shared.values() if not p.requires_grad),
             tied_to=names[owner[next(iter(shared))]] if shared else "",
             crossing=_crossing(groups, index),
             block=path if path.rsplit(".", 1)[-1].isdigit() else "",

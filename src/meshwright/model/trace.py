@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -50,6 +51,7 @@ def traced_model(
             at = f" at sequence length {length}" if seq_dim is not None else ""
             problem = f"{type(module).__name__} cannot be traced{at}: {type(error).__name__}: {_first_line(error)}"
             hint = "a forward that does not look at the values of its tensors, and example inputs that fit it"
+            hint += "; the module in bfloat16, as this operator wants it" if "BF16" in str(error) else ""
             raise InputError(problem, field="from_module", valid=hint) from error
     if len(links) == 1:
         problem = (
@@ -115,16 +117,17 @@ def _stand_ins(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 @contextmanager
 def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
     """Undo what a call leaves in modules: cached tables, counters, training flags, swapped buffers."""
-    held = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in module.modules()]
+    held = [(m, dict(m.__dict__)) for m in module.modules()]
+    containers = {id(v): (v, copy(v)) for _, facts in held for v in facts.values() if isinstance(v, list | dict | set)}
     try:
         yield
     finally:
-        for m, attributes, parameters, buffers in held:
+        for container, before in containers.values():
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
+        for m, attributes in held:
             m.__dict__.clear()
             m.__dict__.update(attributes)
-            for registry, before in ((m._parameters, parameters), (m._buffers, buffers)):
-                registry.clear()
-                registry.update(before)
 
 
 @contextmanager
@@ -171,6 +174,16 @@ def _fused_attention(
     return out.reshape(*shape[:-1], value.size(-1))
 
 
+def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Every row meets one expert: (rows, k) with (experts, k, n), or a batch of products."""
+    rows = a[0] * a[1] if len(a) == 3 else a[0]
+    return int(2 * rows * a[-1] * b[-1])
+
+
+# PyTorch's counter does not know the product that mixtures of experts run on.
+_GROUPED = {torch.ops.aten._grouped_mm: _grouped_flops}
+
+
 @dataclass
 class Counted:
     """What one link of the chain did in one trace."""
@@ -190,7 +203,7 @@ class Counter:
         self.calls: dict[str, int] = {}
         self.own = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
         self.seen = {identity(t): t for t in state.values()}
-        self.flops = FlopCounterMode(display=False)
+        self.flops = FlopCounterMode(display=False, custom_mapping=_GROUPED)
         self.settled = 0
 
     def run(self, call: Callable[[], Any]) -> dict[str, Counted]:
@@ -246,8 +259,10 @@ def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int) -> L
         Op("forward", "traced", flops[1], flops[2], flops[0], pairs="full", scope="whole", weights=tuple(weights),
            keeps=tuple(keeps))
     ]  # fmt: skip
-    if link.tied:
-        ops.append(Op("tied", "traced", scope="whole", weights=(Weight(link.tied),), tied=True))
+    shared = [Weight(link.tied)] if link.tied else []
+    shared += [Weight(link.tied_frozen, frozen=True)] if link.tied_frozen else []
+    if shared:
+        ops.append(Op("tied", "traced", scope="whole", weights=tuple(shared), tied=True))
     width = link.crossing / batch / lengths[0]
     tokens = 1 if lengths == [1] else 0
     return Layer(link.name, "module", tuple(ops), width, block=link.block, tokens=tokens, tied_to=link.tied_to)

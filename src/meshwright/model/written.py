@@ -17,6 +17,8 @@ from meshwright.model.chain import Model
 from meshwright.model.layer import Kept, Layer, Op, Weight
 from meshwright.tables import Table, convert
 
+# Of the polynomials that a trace fits: they may be negative, what they add up to is not.
+_COEFFICIENTS = {"flops_per_token", "flops_per_pair", "flops_per_sample", "per_token", "per_pair", "per_sample"}
 _PARTS: dict[str, type] = {"ops": Op, "weights": Weight, "keeps": Kept}
 
 
@@ -82,7 +84,8 @@ def _check(part: Any, kind: type, where: str) -> None:
     for name, value in part.items():
         if name not in known:
             raise InputError(f"unknown field '{name}'", field=where, valid=", ".join(sorted(known)))
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
+        least = -math.inf if name in _COEFFICIENTS else 0
+        if isinstance(value, int | float) and not (least <= value < math.inf and value > -math.inf):
             raise InputError(f"is {value}", field=f"{where}.{name}", valid="0 or more")
         if name in _PARTS:
             for i, item in enumerate(value if isinstance(value, list) else [value]):

@@ -1,11 +1,11 @@
 """What was chosen? The job and the plan document: full and short form, rules, schema, picture."""
 
-from meshwright.plan.actions import action_table
+from meshwright.plan.actions import action_table, in_flight
 from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import OPTIMIZERS, Job
 from meshwright.plan.reading import read_plan
 from meshwright.plan.rules import RULES, check, rule_name
-from meshwright.plan.schedule import Schedule, group_of_stage, in_flight
+from meshwright.plan.schedule import Schedule, group_of_stage
 from meshwright.plan.schema import schema
 from meshwright.plan.short import parse_short
 from meshwright.plan.strategy import Offload, Span, Strategy, Swap

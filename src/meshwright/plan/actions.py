@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import lru_cache
 
-from meshwright.plan.schedule import Action, Schedule, parse_action
+from meshwright.plan.schedule import V_SHAPED, Action, Schedule, group_of_stage, parse_action
 
 Table = tuple[tuple[Action, ...], ...]
 
@@ -32,6 +33,45 @@ def action_table(schedule: Schedule, groups: int, micro_batches: int) -> Table:
         "dualpipev": _dual_pipe_v,
     }[schedule.name]
     return tuple(tuple(make(schedule, groups, micro_batches, group)) for group in range(groups))
+
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
+    """How many micro-batches of each of its stages a group holds when it holds most.
+
+    Which mix is the largest depends on the stages' sizes, so every mix is listed that no other exceeds in all stages.
+    GPipe holds all micro-batches, 1F1B one per group from here to the end; the others are walked through.
+
+    >>> in_flight(Schedule(name="1f1b"), groups=4, micro_batches=16, group=0)
+    ((4,),)
+    >>> in_flight(Schedule(name="interleaved", virtual=2), groups=2, micro_batches=4, group=0)
+    ((3, 2), (4, 1))
+    """
+    if schedule.name == "gpipe":
+        return ((micro_batches,),)
+    if schedule.name == "1f1b":
+        return ((min(micro_batches, groups - group),),)
+    row = action_table(schedule, groups, _enough(schedule, groups, micro_batches))[group]
+    stages = groups * schedule.virtual
+    mine = [s for s in range(stages) if group_of_stage(schedule, stages, s) == group]
+    held = dict.fromkeys(mine, 0)
+    mixes = set()
+    for stage, kind, _ in row:
+        held[stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
+        mixes.add(tuple(held.values()))
+    return tuple(sorted(mix for mix in mixes if not any(_exceeds(other, mix) for other in mixes)))
+
+
+def _exceeds(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return a != b and all(x >= y for x, y in zip(a, b, strict=True))
+
+
+def _enough(schedule: Schedule, groups: int, micro_batches: int) -> int:
+    """Full rounds repeat themselves: a few of them hold as much as thousands."""
+    few = 6 * groups
+    if schedule.name == "custom" or micro_batches <= few:
+        return micro_batches
+    return few if schedule.name in V_SHAPED or micro_batches % groups == 0 else micro_batches
 
 
 class _Row:

@@ -22,6 +22,8 @@ def read_plan(table: object, job: Job | None = None, file: str = "") -> tuple[Pl
     try:
         if not isinstance(table, Mapping):
             raise InputError(f"holds a {type(table).__name__}, expected an object")
+        if not all(isinstance(key, str) for key in table):
+            raise InputError("has a key that is no string")
         if "pipelines" in table or table.get("format") == FORMAT:
             return _read_full(dict(table), job, os.path.dirname(file))
         return _read_short(dict(table), job, os.path.dirname(file))
@@ -66,4 +68,5 @@ def _as_written(field: str, stages: bool) -> str:
     """A field of the full form as the short form has it: pipelines[0].stages[2].spans[0].tp is stages[2].tp, or tp."""
     inside = r"\2" if not stages else r"stages[\1].\2"
     field = re.sub(r"^pipelines\[0\]\.stages\[(\d+)\](?:\.spans(?:\[0\])?)?\.?(.*)$", inside, field)
-    return re.sub(r"^(pipelines\[0\]|job)\.?", "", field).removesuffix(".")
+    field = re.sub(r"^(pipelines\[0\]|job)\.?", "", field).removesuffix(".")
+    return {"schedule.virtual": "virtual", "schedule.name": "schedule"}.get(field, field)

@@ -351,13 +351,13 @@ _NATIVE = {"tf32": "tf32", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp4", "nvfp4"
 def precision_supported(case: Case) -> Iterator[Broken]:
     """Every device in use computes in the job's precision."""
     wanted = case.job.precision
-    for field, _, stage in case.stages:
+    for _, _, stage in case.stages:
         for device in case.job.cluster.kinds(stage.ranks):
             native = _NATIVE.get(wanted)
             missing = (native and native not in device.flops) or (wanted == "nvfp4" and device.vendor != "nvidia")
             if missing:
                 valid = ["fp32", "fp16", *sorted(set(device.flops) & {"tf32", "bf16", "fp8"})]
-                problem = f"{device.name} does not compute in {wanted} ({field}.devices)"
+                problem = f"{device.name} (devices {stage.devices}) does not compute in {wanted}"
                 yield Broken("job.precision", problem, ", ".join(valid))
                 return
 

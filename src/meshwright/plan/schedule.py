@@ -1,4 +1,4 @@
-"""Pipeline schedules: which device group runs which stage, and how many micro-batches are in flight."""
+"""Pipeline schedules by name, which device group runs which stage, and whether a custom table can run."""
 
 from __future__ import annotations
 
@@ -38,35 +38,6 @@ def group_of_stage(schedule: Schedule, stages: int, stage: int) -> int:
     return stage % groups
 
 
-def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[int, ...]:
-    """Micro-batches whose activations a group holds at its peak, per stage it runs.
-
-    GPipe holds all. 1F1B holds one per group from here to the end. The interleaved schedules warm up with
-    2 (p - r - 1) + (v - 1) q forwards, q micro-batches a round, and hold one more (Narayanan et al., 2021).
-    Zero-bubble delays weight gradients and holds (v - 1) q + p (Qi et al., 2023). The V-shaped ones hold
-    2 p stage inputs, DualPipeV one more while a forward and a backward overlap.
-
-    >>> in_flight(Schedule(name="1f1b"), groups=4, micro_batches=16, group=0)
-    (4,)
-    """
-    m, p, r, v = micro_batches, groups, group, schedule.virtual
-    if schedule.name == "custom":
-        return _held_at_peak(schedule, groups * v, group)
-    if schedule.name == "gpipe":
-        return (m,) * v
-    if schedule.name in V_SHAPED:
-        down = 2 * p - r - (1 if schedule.name == "zbv" else 0)
-        return min(m, down), min(m, 1 + r)
-    if v == 1:
-        return (min(m, p if schedule.name == "zero-bubble" else p - r),)
-    per_round = m // max(1, m // p)
-    ahead = p if schedule.name == "zero-bubble" else 2 * (p - r - 1) + 1
-    held = [0] * v
-    for forward in range(min(m * v, (v - 1) * per_round + ahead)):
-        held[forward // per_round % v] += 1
-    return tuple(held)
-
-
 def parse_action(text: str) -> Action | None:
     """
     >>> parse_action("2F13")
@@ -74,17 +45,6 @@ def parse_action(text: str) -> Action | None:
     """
     match = re.fullmatch(r"(\d{1,5})([FBIW])(\d{1,7})", text, re.ASCII)
     return (int(match[1]), match[2], int(match[3])) if match else None
-
-
-def _held_at_peak(schedule: Schedule, stages: int, group: int) -> tuple[int, ...]:
-    """Walk a custom table: a forward holds activations, a whole or weight backward lets them go."""
-    mine = [s for s in range(stages) if group_of_stage(schedule, stages, s) == group]
-    held, peak = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)
-    for stage, kind, _ in (action for text in schedule.table[group] if (action := parse_action(text))):
-        held[stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
-        if sum(held.values()) > sum(peak.values()):
-            peak = dict(held)
-    return tuple(peak[stage] for stage in mine)
 
 
 def table_faults(schedule: Schedule, stages: int, micro_batches: int) -> Iterator[tuple[int, str]]:

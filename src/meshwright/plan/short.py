@@ -21,7 +21,7 @@ from meshwright.model import Model
 from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage
-from meshwright.plan.spans import device_ranks, device_text, span_name
+from meshwright.plan.spans import device_ranks, device_text, layers_of, span_name
 from meshwright.plan.strategy import Axis, Degree, Offload, Span, Strategy, Swap
 from meshwright.tables import Table, convert
 
@@ -39,7 +39,7 @@ class ShortStrategy(Table, frozen=True, kw_only=True):
     ep: Degree | UnsetType = UNSET
     etp: Degree | UnsetType = UNSET
     zero: Literal[0, 1, 2, 3] | UnsetType = UNSET
-    zero_group: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    zero_group: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
     recompute: Literal["none", "selective", "full"] | tuple[str, ...] | UnsetType = UNSET
     offload: Offload | UnsetType = UNSET
     order: tuple[Axis, ...] | UnsetType = UNSET
@@ -111,6 +111,8 @@ def expand(table: dict[str, Any], job: Job | None = None, folder: str = "") -> t
     schedule = _schedule(short)
     groups = _group_count(short, schedule)
     names = _layers_of_stages(short, job.model, groups * schedule.virtual)
+    for i, name in enumerate(names):
+        _named(job.model, name, i)
     spans = [_span(short, job, i, groups, names) for i in range(groups * schedule.virtual)]
     devices = _devices(short, job, schedule, spans)
     stages = tuple(Stage(devices=d, spans=(s,)) for d, s in zip(devices, spans, strict=True))
@@ -145,6 +147,10 @@ def _schedule(short: ShortPlan) -> Schedule:
     name: ScheduleName = _or(short.schedule, "interleaved" if virtual > 1 else "1f1b")
     if name == "custom":
         raise InputError("a custom schedule needs its table: write the full form", field="schedule")
+    if name in V_SHAPED and virtual != 2:
+        raise PlanError(
+            "schedule", f"{name} runs two stages per device group, not {virtual}", field="virtual", valid="2"
+        )
     return Schedule(name=name, virtual=virtual)
 
 
@@ -172,6 +178,14 @@ def _layers_of_stages(short: ShortPlan, model: Model, stages: int) -> list[str]:
             missing = next(i for i, text in enumerate(written) if not isinstance(text, str))
             raise InputError("is required: the other stages name theirs", field=f"stages[{missing}].layers")
     return [span_name(model, part) for part in even_split(model, stages)]
+
+
+def _named(model: Model, layers: str, index: int) -> None:
+    """Refuse a span that names no layers before anything is made of it."""
+    try:
+        layers_of(model, layers)
+    except InputError as error:
+        raise PlanError("layer-names", error.problem, field=f"stages[{index}].layers", valid=error.valid) from None
 
 
 def even_split(model: Model, stages: int) -> list[range]:
@@ -207,7 +221,8 @@ def _span(short: ShortPlan, job: Job, index: int, groups: int, names: list[str])
         "layers": names[index], "dp": dp, "tp": tp, "ulysses": ulysses, "ring": ring,
         "ep": pick("ep", 1), "etp": pick("etp", 1),
         "zero": pick("zero", 1 if dp * ulysses * ring > 1 else 0), "zero_group": pick("zero_group", 0),
-        "recompute": pick("recompute", "none"), "offload": msgspec.to_builtins(pick("offload", Offload())),
+        "recompute": _recompute(pick("recompute", "none"), job.model, names[index]),
+        "offload": msgspec.to_builtins(pick("offload", Offload())),
     }  # fmt: skip
     for name in ("order", "shares", "swap"):
         if value := pick(name, None):
@@ -216,6 +231,15 @@ def _span(short: ShortPlan, job: Job, index: int, groups: int, names: list[str])
     divides = job.seq_len % cut.sequence_pieces == 0 and not job.model.tokens
     facts["sp"] = pick("sp", tp > 1 and divides)
     return convert(facts, Span, prefix=f"stages[{index}]" if short.stages else "")
+
+
+def _recompute(chosen: str | tuple[str, ...], model: Model, layers: str) -> str | list[str]:
+    """Operators named for the whole plan are repeated where they are; a name that is nowhere stays, to be refused."""
+    if isinstance(chosen, str):
+        return chosen
+    everywhere = {name for layer in model.layers for name in layer.op_names}
+    here = {name for layer in layers_of(model, layers) for name in layer.op_names}
+    return [name for name in chosen if name in here or name not in everywhere] or "none"
 
 
 def _remaining_dp(own: ShortStage, job: Job, index: int, groups: int, model_parallel: int) -> int:
@@ -241,13 +265,9 @@ def _ranks(text: str, index: int) -> tuple[int, ...]:
 
 def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) -> list[str]:
     """Devices as written; every other group takes the next ones that are free. Stages of one group share them."""
+    written = _written_devices(short, job, schedule)
     groups = len(spans) // schedule.virtual
-    written = {
-        group_of_stage(schedule, len(spans), i): text
-        for i, stage in enumerate(short.stages)
-        if isinstance(text := stage.devices, str)
-    }
-    taken = {rank for group, text in written.items() for rank in _ranks(text, group)}
+    taken = {rank for text in written.values() for rank in device_ranks(text)}
     free = [rank for rank in range(job.cluster.devices) if rank not in taken]
     needed = sum(spans[group].devices for group in range(groups) if group not in written)
     if needed > len(free):
@@ -258,6 +278,23 @@ def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) 
             count = spans[group].devices
             written[group], free = device_text(free[:count]), free[count:]
     return [written[group_of_stage(schedule, len(spans), i)] for i in range(len(spans))]
+
+
+def _written_devices(short: ShortPlan, job: Job, schedule: Schedule) -> dict[int, str]:
+    """The devices that stages name, by group; two stages of one group must name the same."""
+    written: dict[int, str] = {}
+    for i, stage in enumerate(short.stages):
+        if not isinstance(stage.devices, str):
+            continue
+        field, ranks = f"stages[{i}].devices", _ranks(stage.devices, i)
+        if max(ranks) >= job.cluster.devices:
+            problem = f"names device {max(ranks)}; {job.cluster.name} has {job.cluster.devices}"
+            raise PlanError("device-sets", problem, field=field, valid=f"0 to {job.cluster.devices - 1}")
+        group = group_of_stage(schedule, len(short.stages), i)
+        if device_ranks(written.setdefault(group, stage.devices)) != ranks:
+            problem = f"is {stage.devices}, but another stage of the same group is on {written[group]}"
+            raise PlanError("device-sets", problem, field=field, valid=written[group])
+    return written
 
 
 def _micro_batches(short: ShortPlan, job: Job, spans: list[Span]) -> int:

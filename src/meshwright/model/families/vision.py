@@ -8,7 +8,7 @@ from meshwright.errors import InputError
 from meshwright.model.attention import Attention, core_keeps, relative_table
 from meshwright.model.ends import final_norm
 from meshwright.model.families.decoder import chain
-from meshwright.model.families.fields import Fields
+from meshwright.model.families.fields import MOST_LAYERS, Fields
 from meshwright.model.feed_forward import Mlp
 from meshwright.model.layer import Kept, Layer, Op, Weight
 from meshwright.model.operators import Place, layer_input, matmul, norm
@@ -44,6 +44,8 @@ def swin_layers(f: Fields) -> list[Layer]:
     window, channels = f.integer("window_size"), f.integer("num_channels", default=3)
     ratio = f.number("mlp_ratio", 4.0, least=0.01, most=1000)
     f.require_complete()
+    if sum(depths) > MOST_LAYERS:
+        raise InputError(f"sums to {sum(depths)} blocks", file=f.file, field="depths", valid=f"at most {MOST_LAYERS}")
     if len(depths) != len(heads):
         problem = f"depths has {len(depths)} stages, num_heads has {len(heads)}"
         raise InputError(problem, file=f.file, field="num_heads")
