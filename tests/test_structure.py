@@ -199,3 +199,12 @@ def test_examples_run(example: Path) -> None:
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "devices" in done.stdout
+
+
+def test_every_rule_and_verb_is_documented() -> None:
+    from meshwright.cli import VERBS
+    from meshwright.plan import RULES, rule_name
+
+    rules, verbs = (ROOT / "docs/plan.md").read_text(), (ROOT / "docs/cli.md").read_text()
+    assert {name for name in map(rule_name, RULES) if f"| `{name}` |" not in rules} == set()
+    assert {verb for verb in VERBS if f"`meshwright {verb}" not in verbs} == set()
