@@ -64,7 +64,7 @@ class UnknownName(InputError):
     """A name that no catalogue holds; carries the closest ones that exist.
 
     >>> UnknownName("device", "h10", ["h100", "v100"]).closest
-    ['h100', 'v100']
+    ['h100']
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, see: str = "") -> None:
@@ -121,13 +121,30 @@ def shorten(text: str, limit: int = 80) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+def kind_of(value: object) -> str:
+    """What a JSON value is, in JSON's words.
+
+    >>> kind_of(None), kind_of([1])
+    ('null', 'a list')
+    """
+    kinds = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+    }
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
 def closest_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The catalogue names that look most like what was typed, best first."""
     by_plain: dict[str, str] = {}
     for candidate in known:
         by_plain.setdefault(plain(candidate), candidate)
     wanted = plain(name)[:60]
-    found = difflib.get_close_matches(wanted, by_plain, n=limit, cutoff=0.55)
+    found = difflib.get_close_matches(wanted, by_plain, n=limit, cutoff=0.6)
     if wanted:
         found += [k for k in by_plain if k.startswith(wanted) and k not in found]
     return [by_plain[key] for key in found[:limit]]

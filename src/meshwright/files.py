@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,11 @@ def read_text(path: str | Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"cannot be read: {reason}", file=name) from None
+    return decode_text(raw, name)
+
+
+def decode_text(raw: bytes, name: str) -> str:
+    """Bytes from a file or a pipe as text; a byte-order mark is no mistake, an empty text is."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -44,12 +50,12 @@ def parse_json(text: str, name: str = "") -> Any:
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                raise InputError(f"the key '{key}' appears twice in one object", file=name)
+                raise _at(text, json.dumps(key), f"the key '{key}' appears twice in one object", name, last=True)
             seen[key] = value
         return seen
 
     def no_constant(constant: str) -> NoReturn:
-        raise InputError(f"{constant} is not a JSON number", file=name)
+        raise _at(text, constant, f"{constant} is not a JSON number", name)
 
     def finite(digits: str) -> float:
         if math.isinf(value := float(digits)):
@@ -70,6 +76,15 @@ def parse_json(text: str, name: str = "") -> Any:
     except ValueError as error:  # an integer with more digits than Python converts
         raise InputError(f"malformed JSON: {error}", file=name) from None
     return value
+
+
+def _at(text: str, what: str, problem: str, name: str, *, last: bool = False) -> InputError:
+    """An error with the line and column where `what` stands, first or last."""
+    position = text.rfind(what) if last else text.find(what)
+    if position < 0:
+        return InputError(problem, file=name)
+    line = text.count("\n", 0, position) + 1
+    return InputError(problem, file=name, line=line, column=position - text.rfind("\n", 0, position))
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
@@ -135,8 +150,8 @@ def _umask() -> int:
     return mask
 
 
-def pretty_json(value: Any, width: int = 100) -> str:
-    """JSON for people: whatever fits on a line stays on one line.
+def pretty_json(value: Any, width: int = 100, one_line: Callable[[Any], bool] = lambda value: False) -> str:
+    """JSON for people: whatever fits on a line stays on one line, and so does what `one_line` picks.
 
     >>> print(pretty_json({"a": [1, 2], "b": {"c": None}}, width=20), end="")
     {
@@ -144,21 +159,21 @@ def pretty_json(value: Any, width: int = 100) -> str:
       "b": {"c": null}
     }
     """
-    return _layout(value, 0, width) + "\n"
+    return _layout(value, 0, width, one_line) + "\n"
 
 
-def _layout(value: Any, indent: int, width: int, lead: int = 0) -> str:
+def _layout(value: Any, indent: int, width: int, one_line: Callable[[Any], bool], lead: int = 0) -> str:
     flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if not isinstance(value, dict | list | tuple) or not value:
         return flat
-    if indent and indent + lead + len(flat) < width:
+    if one_line(value) or (indent and indent + lead + len(flat) < width):
         return flat
     pad = " " * (indent + 2)
     if isinstance(value, dict):
         rows = []
         for key, item in value.items():
             label = json.dumps(key, ensure_ascii=False) + ": "
-            rows.append(pad + label + _layout(item, indent + 2, width, len(label)))
+            rows.append(pad + label + _layout(item, indent + 2, width, one_line, len(label)))
         return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
-    rows = [pad + _layout(item, indent + 2, width) for item in value]
+    rows = [pad + _layout(item, indent + 2, width, one_line) for item in value]
     return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"

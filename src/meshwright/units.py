@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 GIB = 2**30
+MICRO, GIGA, TERA = 1e-6, 1e9, 1e12
 
 
 def count(number: float) -> str:

@@ -31,6 +31,9 @@ def mistake(done, *words: str) -> None:  # type: ignore[no-untyped-def]
         (["models", "gpt2", "--seq", "2048"], ["1024"]),
         (["models", "gpt2", "--seq", "-5"], ["--seq"]),
         (["check"], ["PLAN"]),
+        (["check", "tp=2.5"], ["tp", "got a number"]),
+        (["check", "tp=2"], ["model", "--model"]),
+        (["clusters", "8x8x"], ["names no device"]),
         (["check", "nowhere.json"], ["nowhere.json", "no such file"]),
         (["check", "."], ["folder"]),
         (["show", "nowhere.json"], ["nowhere.json"]),
@@ -57,8 +60,9 @@ def test_arguments(meshwright: Run, arguments: list[str], words: list[str]) -> N
         (b"\xff\xfe\x00tp", ["plan.json", "UTF-8", "0xff"]),
         (b'"just text"', ["plan.json", "expected an object"]),
         (b"[1, 2]", ["plan.json", "expected an object"]),
-        (b'{"tp": 4, "tp": 8}', ["plan.json", "tp", "twice"]),
-        (b'{"tp": NaN}', ["plan.json", "NaN"]),
+        (b'{"tp": 4,\n "tp": 8}', ["plan.json:2:2", "tp", "twice"]),
+        (b'{"tp": NaN}', ["plan.json:1:8", "NaN"]),
+        (b"null", ["plan.json", "holds null"]),
         (b'{"tp": 1e400}', ["plan.json", "too large"]),
         (b'{"\\ud800": 1}', ["plan.json", "surrogate"]),
         (b"[" * 900 + b"]" * 900, ["plan.json", "nested"]),
@@ -139,6 +143,14 @@ def test_options_are_blamed_for_their_own_mistakes(meshwright: Run, tmp_path: Pa
     mistake(meshwright("check", "plan.json", "--seq", "128"), "--seq", "job of its own")
     mistake(meshwright("check", "tp=2,pp", *job), "NAME=VALUE")
     assert meshwright("check", "tp=2,pp=2", *job).returncode == 0
+
+
+def test_standard_input_is_read_like_a_file() -> None:
+    mistake(run_in_shell("check - <&-"), "standard input", "closed")
+    mistake(run_in_shell("check - < /dev/null"), "standard input", "empty")
+    mistake(run_in_shell("check - < <(printf '\\xff{}')"), "standard input", "UTF-8")
+    plan = json.dumps(PLAN)
+    assert run_in_shell(f"check - < <(printf '\\xef\\xbb\\xbf%s' '{plan}')").returncode == 0
 
 
 def test_standard_input(meshwright: Run) -> None:

@@ -56,7 +56,7 @@ def test_clusters(meshwright: Run) -> None:
     assert facts["devices"] == 48
     assert [group["device"]["name"] for group in facts["groups"]] == ["a100-80gb", "v100-32gb"]
     assert facts["groups"][0]["device"]["sources"]["memory_gib"]
-    text = meshwright("clusters", "h100").stdout
+    text = meshwright("clusters", "8xh100").stdout
     assert "989.4 TFLOP/s" in text
     assert "Sources" in text
 
@@ -167,3 +167,54 @@ def test_version(meshwright: Run) -> None:
     from meshwright import __version__
 
     assert meshwright("--version").stdout.strip().endswith(__version__)
+
+
+def test_a_device_is_one_device_everywhere(meshwright: Run) -> None:
+    assert json.loads(meshwright("clusters", "h100", "--json").stdout)["devices"] == 1
+    for spelling in ("NVIDIA H100 80GB HBM3", "nvidia h100"):
+        assert json.loads(meshwright("clusters", spelling, "--json").stdout)["groups"][0]["device"]["name"] == "h100"
+
+
+def test_a_users_source_stays_what_it_is(meshwright: Run, tmp_path: Path) -> None:
+    """Even where the catalogue has a document of that name."""
+    (tmp_path / "lab.toml").write_text('[[group]]\ndevice = "a100-80gb"\nmemory_gib = [76, "nvidia-smi"]\n')
+    facts = json.loads(meshwright("clusters", "lab.toml", "--json").stdout)
+    assert facts["groups"][0]["device"]["sources"]["memory_gib"] == "nvidia-smi"
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "160"])
+def test_narrow_terminals_keep_the_numbers(meshwright: Run, columns: str) -> None:
+    wide = {**os.environ, "COLUMNS": columns}
+    devices = meshwright("clusters", env=wide).stdout
+    assert "a100-40gb-pcie" in devices
+    assert "9,000" in devices
+    assert "…" not in devices
+    short = ["--model", "llama3-70b", "--cluster", "8x8xh100", "--batch", "512", "--seq", "8192"]
+    picture = meshwright("show", "tp=4,pp=2", *short, env=wide).stdout
+    assert "32-63" in picture
+    assert "short by 23.9 GiB" in picture
+
+
+def numbers(value: object) -> list[float]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = [value] if isinstance(value, int | float) else []
+    return [*own, *(number for item in inside for number in numbers(item))]
+
+
+def test_whole_numbers_are_whole(meshwright: Run) -> None:
+    for arguments in (["models", "llama3-70b"], ["clusters", "8x8xh100"]):
+        found = numbers(json.loads(meshwright(*arguments, "--json").stdout))
+        assert len(found) > 20
+        assert [number for number in found if isinstance(number, float) and number >= 1] == []
+
+
+def test_notes_are_for_programs_too(meshwright: Run) -> None:
+    job = ["--model", "llama3-8b", "--cluster", "8xh100", "--batch", "8", "--seq", "16384"]
+    facts = json.loads(meshwright("check", "dp=4,zero=3,recompute=full", *job, "--json").stdout)
+    assert facts["idle_devices"] == 4
+    assert len(facts["notes"]) == 2
+
+
+def test_a_huge_cluster_is_checked_in_seconds(meshwright: Run) -> None:
+    job = ["--model", "llama3-70b", "--cluster", "100000x8xh100", "--batch", "1000000", "--seq", "8192"]
+    assert meshwright("check", "tp=8,pp=4", *job, timeout=30).returncode == 0

@@ -115,7 +115,7 @@ def test_without_between_the_slower_network_joins_two_groups() -> None:
         (("nodes = 2", "nodes = -2"), "group[0].nodes", [">= 1"]),
         (("nodes = 2", "nodes = 2.5"), "group[0].nodes", ["integer"]),
         (("nodes = 2", "nodez = 2"), "group[0]", ["nodez", "did you mean nodes"]),
-        (("[76", "[-76"), "group[0]", ["-76"]),
+        (("[76", "[-76"), "group[0].memory_gib", ["-76"]),
         (("tflops = { bf16 = 250 }", "tflops = { bf17 = 250 }"), "group[0]", ["bf17", "bf16"]),
         (
             ('"shared"\nbandwidth_gb_s = 12.5', '"shard"\nbandwidth_gb_s = 12.5'),

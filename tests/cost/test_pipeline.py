@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.cost import chrome_trace, simulate
+from meshwright.errors import InputError
 from meshwright.plan import Schedule, action_table
 from meshwright.plan.schedule import Action
 
@@ -106,7 +107,7 @@ def test_events_of_a_group_never_overlap_and_keep_their_order() -> None:
 
 
 def test_a_table_that_waits_for_ever_is_named() -> None:
-    with pytest.raises(ValueError, match="never gets past 0B0"):
+    with pytest.raises(InputError, match="never gets past 0B0"):
         simulate((((0, "B", 0), (0, "F", 0)),), lambda action: 1.0)
 
 

@@ -48,6 +48,12 @@ def test_memory_bars_are_to_scale() -> None:
     assert filled == round(40 * memory.total / memory.capacity)
 
 
+def test_every_part_is_seen() -> None:
+    """A small model on a large device: each part that is there has its cell."""
+    line = next(row for row in picture({**TINY, "cluster": "4xh100"}).splitlines() if "of 79.7 GiB" in row)
+    assert line.split()[1].startswith("pgoa")
+
+
 def test_what_does_not_fit_is_said() -> None:
     assert "short by" in picture({"model": "llama3-70b", "cluster": "8xh100", "global_batch": 8, "seq_len": 8192})
 

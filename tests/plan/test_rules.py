@@ -215,6 +215,10 @@ SHORT = {"model": "llama3-70b", "cluster": "2x8xh100", "global_batch": 64, "seq_
         ({"pp": 100, "cluster": "10x10xh100"}, "stages"),
         ({"cluster": "2x8xv100-32gb"}, "precision-supported"),  # bfloat16 on V100
         ({"cluster": "2x8xv100-32gb", "precision": "tf32"}, "precision-supported"),
+        ({"cluster": "2x8xtitan-xp", "precision": "fp16"}, "precision-supported"),  # no 16-bit units at all
+        ({"cluster": {"group": [{"device": "x", "memory_gib": 9, "memory_gb_s": 9, "tflops": {"bf16": 9}, "link": [
+            {"kind": "ethernet", "topology": "shared", "bandwidth_gb_s": 1, "latency_us": 1}]}]},
+          "offload": {"optimizer": 1.0}}, "memory-known"),  # nobody said how large the host is
         ({"precision": "mxfp8"}, "precision-supported"),  # H100 has no block-scaled units
         ({"precision": "nvfp4", "cluster": "2x8xmi355x"}, "precision-supported"),
         ({"dp": 4, "tp": 8}, "degrees"),  # 32 devices of 16

@@ -62,7 +62,7 @@ Start here:
   meshwright show plan.json             a plan as a picture
   meshwright check plan.json            is it valid, and does it fit?
 
-Every verb has --help with examples, and --json for programs.
+Every verb has --help, and where it prints facts, --json for programs.
 """
 
 

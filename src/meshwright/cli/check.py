@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from meshwright.cli.common import as_json, job_options, load_plan, print_json
+from meshwright.cli.common import as_json, job_options, load_plan, notes_on, print_json
 from meshwright.cost import fits, plan_memory
 from meshwright.plan.estimate import StageMemory
 from meshwright.units import size
@@ -37,15 +37,15 @@ def command(plan: str, json_: bool, **options: Any) -> None:
     """
     document, job = load_plan(plan, options)
     memory = plan_memory(document, job)
-    idle = job.cluster.devices - document.devices
+    notes = notes_on(document, job)
     if json_:
-        print_json(_facts(memory) | {"devices": document.devices, "idle_devices": idle})
-        raise click.exceptions.Exit(0 if _facts(memory)["fits"] else 1)
+        facts = _facts(memory)
+        idle = job.cluster.devices - document.devices
+        print_json(facts | {"devices": document.devices, "idle_devices": idle, "notes": notes})
+        raise click.exceptions.Exit(0 if facts["fits"] else 1)
     click.echo(f"{plan}: keeps every rule")
-    if idle:
-        click.echo(f"note: {idle} of {job.cluster.devices} devices are idle")
-    if job.model.max_seq_len and job.seq_len > job.model.max_seq_len:
-        click.echo(f"note: {job.model.name} was made for {job.model.max_seq_len} tokens, the job has {job.seq_len}")
+    for note in notes:
+        click.echo(f"note: {note}")
     fits(memory)
     worst = max(memory, key=lambda row: row.total / row.capacity)
     click.echo(f"fits: the fullest devices ({worst.devices}) hold {size(worst.total)} of {size(worst.capacity)}")

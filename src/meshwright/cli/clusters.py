@@ -7,16 +7,15 @@ from typing import Any
 import click
 
 from meshwright.cli.common import as_json, complete_clusters, console, print_json
-from meshwright.cluster import Cluster, Device, Group, Link, device, device_aliases, device_names, source
-from meshwright.cluster.catalogue import find_device, server_size
-from meshwright.errors import UnknownName
-from meshwright.units import rate, size
+from meshwright.cluster import Cluster, Device, Group, Link, device, device_aliases, device_names
+from meshwright.cluster.catalogue import server_size
+from meshwright.units import MICRO, TERA, rate, size
 
 EPILOG = """
 \b
 Examples:
   meshwright clusters                                every device of the catalogue
-  meshwright clusters h100                           one device, with the source of every number
+  meshwright clusters 8xh100                         8 devices in their usual server, with the source of every number
   meshwright clusters 8x8xh100                       8 nodes of 8 devices
   meshwright clusters 2x8xa100-80gb+4x8xv100-32gb    different groups in one cluster
   meshwright clusters cluster.toml                   anything else, in a file
@@ -35,20 +34,11 @@ def command(name: str | None, json_: bool) -> None:
     if name is None:
         _list(json_)
         return
-    cluster = _find(name)
+    cluster = Cluster.load(name)
     if json_:
         print_json(cluster_facts(cluster))
     else:
         _show(cluster)
-
-
-def _find(name: str) -> Cluster:
-    """A bare device means the server it is usually sold in."""
-    try:
-        key = find_device(name)
-    except UnknownName:
-        return Cluster.load(name)
-    return Cluster.preset(f"1x{server_size(key)}x{key}")
 
 
 def _list(json_: bool) -> None:
@@ -60,25 +50,27 @@ def _list(json_: bool) -> None:
 
     out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("device", no_wrap=True, max_width=max(out.width - 96, 8))  # titles give way, numbers do not
-    for heading in ("memory", "bandwidth", "fp32", "16-bit", "fp8", "fp4", "per node"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ["name", "device", "memory", "bandwidth", "fp32", "16-bit", "fp8", "fp4", "per node"]
+    narrow = {"device", "per node"} if out.width < 112 else set()
+    for heading in columns:
+        if heading not in narrow:
+            left = heading in {"name", "device"}
+            table.add_column(heading, no_wrap=True, justify="left" if left else "right")
     for row in rows:
-        peaks = [
+        peaks = (
             row.flops.get("fp32"),
             row.flops.get("bf16", row.flops.get("fp16")),
             row.flops.get("fp8"),
             row.flops.get("fp4"),
-        ]
-        cells = [f"{peak / 1e12:,.5g}" if peak else "" for peak in peaks]
-        table.add_row(
-            row.name, row.title, size(row.memory), rate(row.memory_bandwidth), *cells, str(server_size(row.name))
         )
-    out = console()
+        shown = [f"{peak / TERA:,.5g}" if peak else "" for peak in peaks]
+        facts = [row.name, row.title[: out.width - 90], size(row.memory), rate(row.memory_bandwidth)]
+        cells = [*facts, *shown, str(server_size(row.name))]
+        table.add_row(*(cell for heading, cell in zip(columns, cells, strict=True) if heading not in narrow))
     out.print(table)
     out.print(
-        "\nPeaks are dense TFLOP/s. 'meshwright clusters h100' shows links and the source of every number.", style="dim"
+        "\nPeaks are dense TFLOP/s. 'meshwright clusters 8xh100' shows links and the source of every number.",
+        style="dim",
     )
 
 
@@ -88,19 +80,11 @@ def device_facts(row: Device) -> dict[str, Any]:
         "title": row.title,
         "vendor": row.vendor,
         "memory_bytes": row.memory,
-        "memory_bytes_per_s": row.memory_bandwidth,
-        "flops": row.flops,
-        "host_bytes_per_s": row.host_bandwidth,
-        "sources": {field: _source(identifier) for field, identifier in row.sources.items()},
+        "memory_bytes_per_s": round(row.memory_bandwidth),
+        "flops": {name: round(peak) for name, peak in row.flops.items()},
+        "host_bytes_per_s": round(row.host_bandwidth) or None,
+        "sources": dict(row.sources),
     }
-
-
-def _source(identifier: str) -> str:
-    """The document's title; sources of the user's own are what they are."""
-    try:
-        return source(identifier)["title"]
-    except KeyError:
-        return identifier
 
 
 def cluster_facts(cluster: Cluster) -> dict[str, Any]:
@@ -126,13 +110,13 @@ def _link_facts(link: Link) -> dict[str, Any]:
         "kind": link.kind,
         "topology": link.topology,
         "span": link.span or None,
-        "bytes_per_s": link.bandwidth,
-        "aggregate_bytes_per_s": link.aggregate,
-        "latency_s": link.latency,
+        "bytes_per_s": round(link.bandwidth),
+        "aggregate_bytes_per_s": round(link.aggregate),
+        "latency_s": float(f"{link.latency:.6g}"),
     }
     if link.pairs:
         facts["pairs"] = [{"devices": [a, b], "bricks": n} for a, b, n in link.pairs]
-    facts["sources"] = {field: _source(identifier) for field, identifier in link.sources.items()}
+    facts["sources"] = dict(link.sources)
     return facts
 
 
@@ -148,10 +132,12 @@ def _show(cluster: Cluster) -> None:
         out.print(_links(group, used))
     if cluster.between:
         link = cluster.between
-        out.print(f"\nbetween groups: {link.kind} {link.topology}, {rate(link.bandwidth)}, {link.latency * 1e6:.3g} us")
+        out.print(
+            f"\nbetween groups: {link.kind} {link.topology}, {rate(link.bandwidth)}, {link.latency / MICRO:.3g} us"
+        )
     out.print(Text("\nSources"))
-    for identifier, number in used.items():
-        out.print(Text(f"[{number}] {_source(identifier)}", style="dim"), soft_wrap=True)
+    for text, number in used.items():
+        out.print(Text(f"[{number}] {text}", style="dim"), soft_wrap=True)
 
 
 def _numbers(row: Device, used: dict[str, int]) -> Any:
@@ -164,9 +150,10 @@ def _numbers(row: Device, used: dict[str, int]) -> Any:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("  memory", size(row.memory), mark("memory_gib"))
     table.add_row("  memory bandwidth", rate(row.memory_bandwidth), mark("memory_gb_s"))
-    table.add_row("  to the host", rate(row.host_bandwidth), mark("host_gb_s"))
+    host = rate(row.host_bandwidth) if row.host_bandwidth else "not known"
+    table.add_row("  to the host", host, mark("host_gb_s"))
     for precision, peak in row.flops.items():
-        table.add_row(f"  {precision}", f"{peak / 1e12:,.4g} TFLOP/s", mark(f"tflops.{precision}"))
+        table.add_row(f"  {precision}", f"{peak / TERA:,.4g} TFLOP/s", mark(f"tflops.{precision}"))
     return table
 
 
@@ -179,6 +166,6 @@ def _links(group: Group, used: dict[str, int]) -> Any:
     for link in group.links:
         joins = f"{link.span} devices" if link.span else "all nodes"
         marks = sorted({used.setdefault(i, len(used) + 1) for i in link.sources.values()})
-        numbers = (rate(link.bandwidth), rate(link.aggregate), f"{link.latency * 1e6:.3g} us")
+        numbers = (rate(link.bandwidth), rate(link.aggregate), f"{link.latency / MICRO:.3g} us")
         table.add_row(f"  {link.kind}", link.topology, joins, *numbers, "".join(f"[{n}]" for n in marks))
     return table

@@ -12,7 +12,7 @@ import click
 
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.files import parse_json, read_json
+from meshwright.files import decode_text, parse_json, read_json
 from meshwright.model import PRECISIONS, Model, presets
 from meshwright.plan import OPTIMIZERS, Job, Plan, parse_short, read_plan
 
@@ -73,9 +73,21 @@ def load_plan(what: str, options: dict[str, Any]) -> tuple[Plan, Job]:
     return read_plan(table, _job(given) if given else None, file)
 
 
+def notes_on(plan: Plan, job: Job) -> list[str]:
+    """What is no mistake but worth knowing."""
+    notes = []
+    if idle := job.cluster.devices - plan.devices:
+        notes.append(f"{idle} of {job.cluster.devices} devices are idle")
+    if job.model.max_seq_len and job.seq_len > job.model.max_seq_len:
+        notes.append(f"{job.model.name} was made for {job.model.max_seq_len} tokens, the job has {job.seq_len}")
+    return notes
+
+
 def _plan_table(what: str) -> tuple[object, str]:
     if what == "-":
-        return parse_json(sys.stdin.read(), "standard input"), "standard input"
+        if sys.stdin is None:
+            raise InputError("is closed", file="standard input")
+        return parse_json(decode_text(sys.stdin.buffer.read(), "standard input"), "standard input"), "standard input"
     if "=" in what and not os.path.exists(what):
         return parse_short(what), ""
     return read_json(what), what

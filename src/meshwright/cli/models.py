@@ -9,6 +9,7 @@ import click
 
 from meshwright.cli.common import as_json, complete_models, console, print_json
 from meshwright.model import Layer, Model, Slice, find_preset, presets
+from meshwright.plan.job import LARGEST_SEQUENCE
 from meshwright.units import count, size
 
 EPILOG = """
@@ -24,7 +25,7 @@ Examples:
 
 @click.command("models", epilog=EPILOG)
 @click.argument("name", required=False, shell_complete=complete_models)
-@click.option("--seq", type=click.IntRange(1, 100_000_000), help="Tokens per sample for FLOPs and bytes.")
+@click.option("--seq", type=click.IntRange(1, LARGEST_SEQUENCE), help="Tokens per sample for FLOPs and bytes.")
 @as_json
 def command(name: str | None, seq: int | None, json_: bool) -> None:
     """List the models known by name, or show what one of them is made of.
@@ -82,8 +83,8 @@ def _facts(model: Model, cut: Slice) -> dict[str, Any]:
         "seq_len": cut.seq_len,
         "micro_batch": cut.micro_batch,
         "precision": cut.precision,
-        "forward_flops": model.forward_flops(cut),
-        "kept_bytes": {level: model.kept_bytes(cut, level) for level in ("none", "selective", "full")},
+        "forward_flops": round(model.forward_flops(cut)),
+        "kept_bytes": {level: round(model.kept_bytes(cut, level)) for level in ("none", "selective", "full")},
     }
     if isinstance(model.reference, str):
         preset = find_preset(model.reference)
@@ -97,9 +98,9 @@ def _layer_facts(layer: Layer, cut: Slice) -> dict[str, Any]:
         "name": layer.name,
         "kind": layer.kind,
         "parameters": layer.parameters,
-        "forward_flops": layer.forward_flops(cut),
-        "kept_bytes": {level: layer.kept_bytes(cut, level) for level in ("none", "selective", "full")},
-        "output_bytes": layer.output_bytes(cut),
+        "forward_flops": round(layer.forward_flops(cut)),
+        "kept_bytes": {level: round(layer.kept_bytes(cut, level)) for level in ("none", "selective", "full")},
+        "output_bytes": round(layer.output_bytes(cut)),
         **({"tied_to": layer.tied_to} if layer.tied_to else {}),
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.common import as_json, console, job_options, load_plan
+from meshwright.cli.common import as_json, console, job_options, load_plan, notes_on
 from meshwright.cost import plan_memory
 
 EPILOG = """
@@ -35,3 +35,5 @@ def command(plan: str, json_: bool, **options: Any) -> None:
 
     out = console()
     out.print(draw(document, job, plan_memory(document, job), out.width))
+    for note in notes_on(document, job):
+        out.print(f"note: {note}")

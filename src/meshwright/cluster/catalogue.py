@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -10,9 +11,7 @@ from typing import Any
 
 from meshwright.cluster.device import Device, Group, Link
 from meshwright.errors import UnknownName, plain
-from meshwright.units import GIB
-
-_US, _GB, _TERA = 1e-6, 1e9, 1e12
+from meshwright.units import GIB, GIGA, MICRO, TERA
 
 
 @cache
@@ -51,7 +50,10 @@ def find_device(name: str) -> str:
     >>> find_device("A100")
     'a100-80gb'
     """
-    found = _by_spelling().get(plain(name))
+    maker = re.compile(r"^(nvidia|amd|instinct|huawei|google)[ \-]+", re.IGNORECASE)
+    spellings = _by_spelling()
+    reported = {plain(text): key for text, key in reported_devices().items()}
+    found = spellings.get(plain(name)) or spellings.get(plain(maker.sub("", name))) or reported.get(plain(name))
     if found is None:
         known = [s for n in device_names() for s in (n, *device_aliases(n))]
         raise UnknownName("device", name, known, see="a name listed by 'meshwright clusters', or a .toml file")
@@ -72,16 +74,17 @@ def device(name: str) -> Device:
     """
     key = find_device(name)
     row = _tables()["device"][key]
-    sources = {f: row[f][1] for f in ("memory_gib", "memory_gb_s", "host_gb_s", "devices_per_node", "host_memory_gib")}
-    sources |= {f"tflops.{p}": pair[1] for p, pair in row["tflops"].items()}
+    named = ("memory_gib", "memory_gb_s", "host_gb_s", "devices_per_node", "host_memory_gib")
+    sources = {f: source(row[f][1])["title"] for f in named}
+    sources |= {f"tflops.{p}": source(pair[1])["title"] for p, pair in row["tflops"].items()}
     return Device(
         key,
         row["title"],
         row["vendor"],
         memory=round(row["memory_gib"][0] * GIB),
-        memory_bandwidth=row["memory_gb_s"][0] * _GB,
-        flops={p: pair[0] * _TERA for p, pair in row["tflops"].items()},
-        host_bandwidth=row["host_gb_s"][0] * _GB,
+        memory_bandwidth=row["memory_gb_s"][0] * GIGA,
+        flops={p: pair[0] * TERA for p, pair in row["tflops"].items()},
+        host_bandwidth=row["host_gb_s"][0] * GIGA,
         sources=sources,
     )
 
@@ -104,13 +107,13 @@ def _link(table: dict[str, Any], usual: int) -> Link:
     return Link(
         table["kind"],
         table["topology"],
-        bandwidth=table["bandwidth_gb_s"][0] * _GB,
-        aggregate=table["aggregate_gb_s"][0] * _GB,
-        latency=table["latency_us"][0] * _US,
+        bandwidth=table["bandwidth_gb_s"][0] * GIGA,
+        aggregate=table["aggregate_gb_s"][0] * GIGA,
+        latency=table["latency_us"][0] * MICRO,
         span=table.get("span", 0),
         inside_node=0 < table.get("span", 0) <= usual,
         pairs=parse_pairs(table.get("pairs", [])),
-        sources={f: table[f][1] for f in ("bandwidth_gb_s", "aggregate_gb_s", "latency_us")},
+        sources={f: source(table[f][1])["title"] for f in ("bandwidth_gb_s", "aggregate_gb_s", "latency_us")},
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.cluster.device import Device, Group, Link
 from meshwright.cluster.written import groups_of, parse_groups
-from meshwright.errors import InputError
+from meshwright.errors import InputError, kind_of
 from meshwright.files import read_toml
 
 
@@ -36,7 +36,9 @@ class Cluster:
 
     @staticmethod
     def preset(text: str) -> Cluster:
-        """From a string such as `8x8xh100`: nodes x devices per node x kind, groups joined by `+`."""
+        """From a string such as `8x8xh100`: nodes x devices per node x kind, groups joined by `+`; or `local`."""
+        if text == "local" or text.startswith("local:"):
+            return _local(text)
         return Cluster(text, parse_groups(text), reference=text)
 
     @staticmethod
@@ -48,7 +50,7 @@ class Cluster:
     def from_table(table: Mapping[str, Any], file: str = "") -> Cluster:
         """From the contents of such a file."""
         if not isinstance(table, Mapping):
-            raise InputError(f"holds a {type(table).__name__}, expected a table", file=file)
+            raise InputError(f"holds {kind_of(table)}, expected a table", file=file)
         name, groups, between = groups_of(dict(table), file)
         label = name or Path(file).stem or "+".join(f"{g.nodes}x{g.devices_per_node}x{g.device.name}" for g in groups)
         return Cluster(label, groups, between, reference={**table, "name": label})
@@ -60,8 +62,6 @@ class Cluster:
             return Cluster.from_table(what)
         if str(what).endswith(".toml") or os.path.isfile(what):
             return Cluster.from_toml(what)
-        if str(what) == "local" or str(what).startswith("local:"):
-            return _local(str(what))
         return Cluster.preset(str(what))
 
     @cached_property

@@ -17,7 +17,7 @@ from typing import Any
 from meshwright.cluster import catalogue
 from meshwright.cluster.cluster import Cluster
 from meshwright.errors import InputError, plain
-from meshwright.units import GIB
+from meshwright.units import GIB, GIGA, MICRO, TERA
 
 _TIMEOUT = 20  # seconds; a vendor tool that hangs must not hang us
 # fp32 FLOPs per core and cycle: two fused multiply-add units of the widest vectors the core has.
@@ -157,11 +157,11 @@ def _without_nvlink(device: str, size: int) -> list[dict[str, Any]]:
     links = [link for link in catalogue.group(device, 1, size).links if link.kind != "nvlink"]
     rows: list[dict[str, Any]] = []
     if size > 1 and not any(link.span >= size for link in links):
-        host = catalogue.device(device).host_bandwidth / 1e9
+        host = catalogue.device(device).host_bandwidth / GIGA
         rows.append({"kind": "pcie", "topology": "pcie-tree", "span": size, "bandwidth_gb_s": host, "latency_us": 10.0})
     for link in links:
-        row: dict[str, Any] = {"kind": link.kind, "topology": link.topology, "bandwidth_gb_s": link.bandwidth / 1e9}
-        row |= {"aggregate_gb_s": link.aggregate / 1e9, "latency_us": link.latency * 1e6}
+        row: dict[str, Any] = {"kind": link.kind, "topology": link.topology, "bandwidth_gb_s": link.bandwidth / GIGA}
+        row |= {"aggregate_gb_s": link.aggregate / GIGA, "latency_us": link.latency / MICRO}
         if not link.span or size > 1:
             rows.append(row | ({"span": link.span} if link.span else {}))
     return rows
@@ -173,7 +173,7 @@ def _cpu(workers: int, notes: list[str]) -> Detected:
     workers = workers or cores
     memory = _memory_limit()
     share = memory / workers / GIB
-    peak = cores * _core_flops() / workers / 1e12
+    peak = cores * _core_flops() / workers / TERA
     row = {
         "device": "cpu",
         "title": f"CPU worker, {cores / workers:.3g} of {cores} cores",
@@ -206,4 +206,4 @@ def _core_flops() -> float:
     clocks = [float(mhz) for mhz in re.findall(r"cpu MHz\s*:\s*([\d.]+)", info)]
     flags = set(" ".join(re.findall(r"(?:flags|Features)\s*:\s*(.*)", info)[:1]).split())
     per_cycle = next((flops for flag, flops in _FLOPS_PER_CYCLE if flag in flags), 8)
-    return per_cycle * (max(clocks, default=3000.0)) * 1e6
+    return per_cycle * (max(clocks, default=3000.0)) * 1e6  # MHz

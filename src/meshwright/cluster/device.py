@@ -31,19 +31,6 @@ class Device:
     host_bandwidth: float  # bytes/s to or from host memory, one direction
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def peak_flops(self, precision: str) -> float:
-        """Dense peak in a precision; formats the device lacks run at the next wider one it has."""
-        wider = {
-            "nvfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
-            "fp8": ("fp8", "bf16", "fp16", "fp32"),
-            "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
-            "bf16": ("bf16", "fp32"),
-            "fp16": ("fp16", "fp32"),
-            "tf32": ("tf32", "fp32"),
-            "fp32": ("fp32",),
-        }[precision]
-        return next((self.flops[name] for name in wider if name in self.flops), 0.0)
-
 
 @dataclass(frozen=True)
 class Link:

@@ -12,7 +12,7 @@ from meshwright.cluster import catalogue
 from meshwright.cluster.device import Device, Group, Link, LinkKind, Topology
 from meshwright.errors import InputError, UnknownName, shorten
 from meshwright.tables import Table, convert
-from meshwright.units import GIB
+from meshwright.units import GIB, GIGA, MICRO, TERA
 
 MOST_DEVICES = 1_000_000
 
@@ -65,6 +65,8 @@ def _parse_group(part: str, whole: str) -> Group:
         problem = f"'{shorten(whole)}' is not a cluster"
         raise InputError(problem, valid="NODESxDEVICESxKIND such as 8x8xh100, joined by +, or a .toml file")
     first, second, kind = match.groups()
+    if re.fullmatch(r"[0-9]+x", kind):
+        raise InputError(f"'{shorten(whole)}' names no device", valid="NODESxDEVICESxKIND such as 8x8xh100")
     nodes, devices = (int(first), int(second)) if second else (1, int(first or 1))
     if not 1 <= nodes * devices <= MOST_DEVICES:
         raise InputError(f"'{part}' has {nodes * devices:,} devices", valid=f"1 to {MOST_DEVICES:,}")
@@ -92,7 +94,9 @@ def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | 
         try:
             groups.append(_group(row, file, f"group[{i}]"))
         except InputError as error:
-            raise error.at(file=file, field=f"group[{i}]") from None
+            if not error.field.startswith("group["):
+                error.field = f"group[{i}].{error.field}".rstrip(".")
+            raise error.at(file=file) from None
     total = sum(g.devices for g in groups)
     if total > MOST_DEVICES:
         raise InputError(f"the cluster has {total:,} devices", file=file, field="group", valid=f"1 to {MOST_DEVICES:,}")
@@ -102,6 +106,7 @@ def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | 
 
 def _group(row: GroupTable, file: str, field: str) -> Group:
     """Start from the catalogue when it knows the device; what the table says goes before it."""
+    _own_sources(row)
     try:
         name = catalogue.find_device(row.device)
     except UnknownName as unknown:
@@ -132,14 +137,14 @@ def _device(row: GroupTable, base: Device) -> Device:
     for name in row.tflops:
         if name not in known:
             raise UnknownName("precision in tflops", name, known, see=", ".join(sorted(known)))
-    flops = base.flops | {p: _value(v) * 1e12 for p, v in row.tflops.items()}
+    flops = base.flops | {p: _value(v) * TERA for p, v in row.tflops.items()}
     return replace(
         base,
         title=row.title or base.title,
         memory=_scaled(row.memory_gib, GIB, base.memory),
-        memory_bandwidth=float(_scaled(row.memory_gb_s, 1e9, base.memory_bandwidth)),
+        memory_bandwidth=float(_scaled(row.memory_gb_s, GIGA, base.memory_bandwidth)),
         flops=flops,
-        host_bandwidth=float(_scaled(row.host_gb_s, 1e9, base.host_bandwidth)),
+        host_bandwidth=float(_scaled(row.host_gb_s, GIGA, base.host_bandwidth)),
         sources=base.sources | _own_sources(row),
     )
 
@@ -147,7 +152,12 @@ def _device(row: GroupTable, base: Device) -> Device:
 def _own_sources(row: GroupTable) -> dict[str, str]:
     named = {name: getattr(row, name) for name in ("memory_gib", "memory_gb_s", "host_gb_s", "host_memory_gib")}
     named |= {f"tflops.{p}": v for p, v in row.tflops.items()}
-    given = {name: value for name, value in named.items() if value is not UNSET and _value(value)}
+    given = {name: value for name, value in named.items() if value is not UNSET}
+    for name, value in given.items():
+        try:
+            _value(value)
+        except InputError as error:
+            raise error.at(field=name) from None
     return {name: str(value[1]) if isinstance(value, list) else "cluster file" for name, value in given.items()}
 
 
@@ -170,18 +180,24 @@ def _links(row: GroupTable, devices_per_node: int, file: str, field: str) -> tup
 def _link(table: LinkTable, devices_per_node: int, file: str, field: str) -> Link:
     if bool(table.pairs) != (table.topology == "cube-mesh"):
         raise InputError("pairs go with the topology cube-mesh, and only with it", file=file, field=f"{field}.pairs")
-    bandwidth = _value(table.bandwidth_gb_s) * 1e9
+    bandwidth = _value(table.bandwidth_gb_s) * GIGA
     inside = devices_per_node if table.span is UNSET else min(table.span, devices_per_node)
     shared = table.topology == "shared"
-    aggregate = _scaled(table.aggregate_gb_s, 1e9, bandwidth if shared else bandwidth * inside)
+    aggregate = _scaled(table.aggregate_gb_s, GIGA, bandwidth if shared else bandwidth * inside)
     pairs = catalogue.parse_pairs(table.pairs)
     span = 0 if table.span is UNSET else table.span
     if any(high >= span for _, high, _ in pairs):
         raise InputError(f"names a device outside the span of {span}", file=file, field=f"{field}.pairs")
     return Link(
-        table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * 1e-6, span,
-        inside_node=0 < span <= devices_per_node, pairs=pairs,
+        table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * MICRO, span,
+        inside_node=0 < span <= devices_per_node, pairs=pairs, sources=_link_sources(table),
     )  # fmt: skip
+
+
+def _link_sources(table: LinkTable) -> dict[str, str]:
+    numbers = {name: getattr(table, name) for name in ("bandwidth_gb_s", "aggregate_gb_s", "latency_us")}
+    given = {name: value for name, value in numbers.items() if value is not UNSET}
+    return {name: str(value[1]) if isinstance(value, list) else "cluster file" for name, value in given.items()}
 
 
 def _value(number: Number) -> float:

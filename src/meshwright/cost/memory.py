@@ -102,20 +102,30 @@ def _names_held(job: Job, pipeline: Pipeline, stages: list[int]) -> set[str]:
     return {layer.name for span in spans for layer in layers_of(job.model, span.layers)}
 
 
+def _copies(job: Job, pipeline: Pipeline, stages: list[int], held: set[str]) -> set[str]:
+    """Layers that bring a copy of tied weights with them: the first of each, where the weights' own layer is not."""
+    first: dict[str, str] = {}
+    for span in (span for s in stages for span in pipeline.stages[s].spans):
+        for layer in layers_of(job.model, span.layers):
+            if layer.tied_to and layer.tied_to not in held:
+                first.setdefault(layer.tied_to, layer.name)
+    return set(first.values())
+
+
 def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int) -> StageMemory:
     """All stages of one device group on one of its devices: states, and activations of what is in flight."""
     mine = _stages_of(pipeline, group)
     held = _names_held(job, pipeline, mine)
-    states, working = Bytes(), 0.0
-    for s in mine:
-        for span in pipeline.stages[s].spans:
-            cut = span.cut(span.share(pipeline.samples, span.replica(position)), job.seq_len, job.precision)
-            states += _states(job, span, cut, held)
-            working = max(working, _working(job, span, cut))
+    copies = _copies(job, pipeline, mine, held)
 
-    def share(span: Span) -> float:
+    def share(span: Span) -> int:
         return span.share(pipeline.samples, span.replica(position))
 
+    states, working = Bytes(), 0.0
+    for span in (span for s in mine for span in pipeline.stages[s].spans):
+        cut = span.cut(share(span), job.seq_len, job.precision)
+        states += _states(job, span, cut, copies)
+        working = max(working, _working(job, span, cut))
     each = [_activations(job, pipeline, s, held, share) for s in mine]
     mixes = [
         sum((one * count for one, count in zip(each, mix, strict=True)), Bytes())
@@ -131,14 +141,12 @@ def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where:
     )  # fmt: skip
 
 
-def _states(job: Job, span: Span, cut: Slice, held: set[str]) -> Bytes:
+def _states(job: Job, span: Span, cut: Slice, copies: set[str]) -> Bytes:
     """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
     p, extra = precision(job.precision), OPTIMIZERS[job.optimizer]
     dense = experts = frozen = 0
     for layer in layers_of(job.model, span.layers):
-        copied = bool(layer.tied_to) and layer.tied_to not in held
-        if copied:
-            held.add(layer.tied_to)
+        copied = layer.name in copies
         own_experts = layer.expert_parameters_on(cut)
         experts += own_experts
         frozen += layer.frozen_parameters_on(cut, with_tied=copied)

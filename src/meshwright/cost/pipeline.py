@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.plan.actions import Table
+from meshwright.errors import InputError
+from meshwright.plan.actions import ActionTable
 from meshwright.plan.schedule import Action
 
 Duration = Callable[[Action], float]
@@ -49,7 +50,7 @@ class Timeline:
         return 1 - self.busy(group) / self.seconds
 
 
-def simulate(table: Table, duration: Duration, transfer: Transfer = lambda a, b: 0.0) -> Timeline:
+def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda a, b: 0.0) -> Timeline:
     """Run a table of actions. `duration` times one action; `transfer` what passes between two stages' groups.
 
     >>> from meshwright.plan import Schedule
@@ -58,48 +59,54 @@ def simulate(table: Table, duration: Duration, transfer: Transfer = lambda a, b:
     >>> simulate(table, lambda action: 1.0 if action[1] == "F" else 2.0).seconds  # (8 + 4 - 1) x (1 + 2)
     33.0
     """
-    home = {action[0]: group for group, row in enumerate(table) for action in row}
-    last_stage = max(home)
-    ends: dict[Action, float] = {}
-    clock = [0.0] * len(table)
-    position = [0] * len(table)
+    done = _Done(table, transfer)
+    clock, position = [0.0] * len(table), [0] * len(table)
     events: list[list[Event]] = [[] for _ in table]
-
-    def arrival(source: Action, stage: int) -> float | None:
-        """When the result of an action can be used by a stage; None while it has not run."""
-        if source not in ends:
-            return None
-        apart = home[source[0]] != home[stage]
-        return ends[source] + (transfer(source[0], stage) if apart else 0.0)
-
-    def ready(action: Action) -> float | None:
-        """The earliest start that its inputs allow."""
-        stage, kind, m = action
-        if kind == "F":
-            return 0.0 if stage == 0 else arrival((stage - 1, "F", m), stage)
-        if kind == "W":
-            return arrival((stage, "I", m), stage)
-        own = arrival((stage, "F", m), stage)
-        if own is None or stage == last_stage:
-            return own
-        after = [t for half in ("B", "I") if (t := arrival((stage + 1, half, m), stage)) is not None]
-        return max(own, after[0]) if after else None
-
     moved = True
     while moved:
         moved = False
         for group, row in enumerate(table):
-            while position[group] < len(row) and (earliest := ready(row[position[group]])) is not None:
+            while position[group] < len(row) and (earliest := done.ready(row[position[group]])) is not None:
                 action = row[position[group]]
                 start = max(clock[group], earliest)
-                clock[group] = ends[action] = start + duration(action)
+                clock[group] = done.ends[action] = start + duration(action)
                 events[group].append(Event(group, *action, start, clock[group]))
                 position[group] += 1
                 moved = True
     waiting = [row[at] for row, at in zip(table, position, strict=True) if at < len(row)]
     if waiting:
-        raise ValueError(f"the table never gets past {''.join(map(str, waiting[0]))}: it waits for what comes later")
+        raise InputError(f"the table never gets past {''.join(map(str, waiting[0]))}: it waits for what comes later")
     return Timeline(tuple(event for row in events for event in row), len(table))
+
+
+class _Done:
+    """What has run, and from when its results can be used."""
+
+    def __init__(self, table: ActionTable, transfer: Transfer) -> None:
+        self.ends: dict[Action, float] = {}
+        self._home = {action[0]: group for group, row in enumerate(table) for action in row}
+        self._last = max(self._home)
+        self._transfer = transfer
+
+    def arrival(self, source: Action, stage: int) -> float | None:
+        """When the result of an action reaches a stage; None while it has not run."""
+        if source not in self.ends:
+            return None
+        apart = self._home[source[0]] != self._home[stage]
+        return self.ends[source] + (self._transfer(source[0], stage) if apart else 0.0)
+
+    def ready(self, action: Action) -> float | None:
+        """The earliest start that its inputs allow; None while one is missing."""
+        stage, kind, m = action
+        if kind == "F":
+            return 0.0 if stage == 0 else self.arrival((stage - 1, "F", m), stage)
+        if kind == "W":
+            return self.arrival((stage, "I", m), stage)
+        own = self.arrival((stage, "F", m), stage)
+        if own is None or stage == self._last:
+            return own
+        after = [t for half in ("B", "I") if (t := self.arrival((stage + 1, half, m), stage)) is not None]
+        return max(own, after[0]) if after else None
 
 
 def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:

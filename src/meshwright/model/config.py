@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError, closest_names, shorten
+from meshwright.errors import InputError, closest_names, kind_of, shorten
 from meshwright.files import read_json
 from meshwright.model.chain import Model
 from meshwright.model.families import FAMILIES
@@ -24,7 +24,7 @@ def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Mode
     file = str(config) if from_file else ""
     content = read_json(file) if from_file else config
     if not isinstance(content, Mapping):
-        raise InputError(f"holds a {type(content).__name__}, expected an object", file=file)
+        raise InputError(f"holds {kind_of(content)}, expected an object", file=file)
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise _unsupported(content, file)
@@ -59,6 +59,8 @@ def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
     problem += f"; did you mean {near[0]}?" if near else ""
     if missing:
         problem += f"; of the fields of a Llama-like decoder it lacks {', '.join(missing)}"
+    else:
+        problem += "; it has the fields of a decoder, but what it makes of them is not known here"
     problem += "; Model.from_module takes any module"
     return InputError(problem, file=file, field="model_type", valid=valid)
 

@@ -245,12 +245,6 @@ class Layer:
             raise InputError(f"unknown recompute level '{recompute}'", valid="none, selective, full or operator names")
         return frozenset(recompute) & self.op_names
 
-    def recomputed_flops(self, slice_: Slice, recompute: Recompute) -> float:
-        """FLOPs the backward pass spends on repeating the forward."""
-        again = self.recomputed_ops(recompute, fused_attention=slice_.fused_attention)
-        length = self.length(slice_.seq_len)
-        return sum(op.forward_flops(slice_, length) for op in self.ops if op.name in again)
-
     def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
         """Bytes one micro-batch leaves on a device until its backward pass.
 

@@ -12,10 +12,10 @@ from functools import lru_cache
 
 from meshwright.plan.schedule import V_SHAPED, Action, Schedule, group_of_stage, parse_action
 
-Table = tuple[tuple[Action, ...], ...]
+ActionTable = tuple[tuple[Action, ...], ...]
 
 
-def action_table(schedule: Schedule, groups: int, micro_batches: int) -> Table:
+def action_table(schedule: Schedule, groups: int, micro_batches: int) -> ActionTable:
     """The actions of every device group.
 
     >>> ["".join(map(str, action)) for action in action_table(Schedule(name="1f1b"), 2, 2)[0]]

@@ -17,7 +17,7 @@ from meshwright.tables import Table
 
 FORMAT: Final = "meshwright-plan"
 VERSION = 1
-WIDTH = 150  # characters; one span of layers stays on one line
+WIDTH = 100  # characters; a span of layers stays on one line, however long
 
 
 class Stage(Table, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class Plan(Table, frozen=True, kw_only=True):
         return table
 
     def to_json(self) -> str:
-        return pretty_json(self.to_table(), WIDTH)
+        return pretty_json(self.to_table(), WIDTH, one_line=lambda value: isinstance(value, dict) and "dp" in value)
 
     def save(self, path: str | Path) -> None:
         """Write the document; an existing file is replaced whole or not at all."""

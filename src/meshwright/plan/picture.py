@@ -38,7 +38,7 @@ def draw(plan: Plan, job: Job, memory: Sequence[StageMemory], width: int = 100) 
     for number, pipeline in enumerate(plan.pipelines):
         groups = len(pipeline.stages) // pipeline.schedule.virtual
         parts += [_heading(pipeline, number, len(plan.pipelines)), _map(pipeline, job, letters, groups, width), Text()]
-        parts += [_memory(memory[place : place + groups]), Text()]
+        parts += [_memory(memory[place : place + groups], width), Text()]
         place += groups
     parts.append(_legend(letters))
     return Group(*parts)
@@ -124,28 +124,39 @@ def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, wid
     return table
 
 
-def _memory(memory: Sequence[StageMemory]) -> RichTable:
+def _memory(memory: Sequence[StageMemory], width: int) -> RichTable:
     """A bar per device group, full width = the device's memory; what does not fit is said."""
+    labels = [_label(row) for row in memory]
+    names = max(len("devices"), *(len(row.devices) for row in memory))
+    room = width - names - max(len(label) for label in labels) - 6  # two blanks between columns
     table = RichTable(box=None, pad_edge=False, header_style="dim")
-    table.add_column("devices", no_wrap=True)
-    table.add_column("memory per device", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in memory:
-        scale = _BAR / max(row.capacity, row.total)
-        bar, drawn, sum_so_far = Text(), 0, 0.0
-        for name, letter, colour in _MEMORY:
-            sum_so_far += getattr(row, name)
-            cells = round(sum_so_far * scale) - drawn
-            bar.append(letter * cells, style=f"white on {colour}")
-            drawn += cells
-        bar.append("·" * (_BAR - drawn), style="dim")
-        label = Text(f"{size(row.total)} of {size(row.capacity)}")
-        if row.host:
-            label.append(f" + {size(row.host)} on the host")
-        if row.short_by:
-            label.append(f"  short by {size(row.short_by)}", style="bold red")
-        table.add_row(Text(row.devices), bar, label)
+    for heading in ("devices", "memory per device", ""):
+        table.add_column(heading, no_wrap=True)
+    for row, label in zip(memory, labels, strict=True):
+        table.add_row(Text(row.devices), _bar(row, max(min(_BAR, room), 12)), label)
     return table
+
+
+def _label(row: StageMemory) -> Text:
+    label = Text(f"{size(row.total)} of {size(row.capacity)}")
+    if row.host:
+        label.append(f" + {size(row.host)} on the host")
+    if row.short_by:
+        label.append(f"  short by {size(row.short_by)}", style="bold red")
+    return label
+
+
+def _bar(row: StageMemory, length: int) -> Text:
+    """Cells in proportion; what is there at all gets one, at the cost of the largest."""
+    scale = length / max(row.capacity, row.total)
+    parts = {name: getattr(row, name) for name, _, _ in _MEMORY}
+    cells = {name: max(round(part * scale), 1) if part else 0 for name, part in parts.items()}
+    excess = sum(cells.values()) - min(max(round(row.total * scale), sum(map(bool, parts.values()))), length)
+    cells[max(cells, key=lambda name: cells[name])] -= excess
+    bar = Text()
+    for name, letter, colour in _MEMORY:
+        bar.append(letter * cells[name], style=f"white on {colour}")
+    return bar.append("·" * (length - sum(cells.values())), style="dim")
 
 
 def _legend(letters: dict[str, str]) -> Text:

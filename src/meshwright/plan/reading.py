@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, kind_of
 from meshwright.plan.document import FORMAT, VERSION, Plan
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.rules import check
@@ -21,7 +21,7 @@ def read_plan(table: object, job: Job | None = None, file: str = "") -> tuple[Pl
     """Read the full or the short form; every error names the file and the field as the user wrote it."""
     try:
         if not isinstance(table, Mapping):
-            raise InputError(f"holds a {type(table).__name__}, expected an object")
+            raise InputError(f"holds {kind_of(table)}, expected an object")
         if not all(isinstance(key, str) for key in table):
             raise InputError("has a key that is no string")
         if "pipelines" in table or table.get("format") == FORMAT:

@@ -103,7 +103,8 @@ def layer_cover(case: Case) -> Iterator[Broken]:
 def device_sets(case: Case) -> Iterator[Broken]:
     """Devices exist, and two stages share either all their devices (virtual stages) or none."""
     total = case.job.cluster.devices
-    owners: dict[int, tuple[str, Stage, int]] = {}
+    sets: dict[tuple[int, ...], int] = {}  # each set of devices once, so that stages compare by number
+    owners: dict[int, tuple[str, str, int, int]] = {}
     for p, pipeline in enumerate(case.plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             field = f"pipelines[{p}].stages[{s}].devices"
@@ -116,12 +117,12 @@ def device_sets(case: Case) -> Iterator[Broken]:
                 problem = f"names device {max(ranks)}; {case.job.cluster.name} has {total}"
                 yield Broken(field, problem, f"0 to {total - 1}")
                 continue
-            for rank in ranks:
-                where, other, owner = owners.setdefault(rank, (field, stage, p))
-                if owner != p or other.ranks != ranks:
-                    problem = f"device {rank} is also in {where} ({other.devices})"
-                    yield Broken(field, problem, f"{other.devices}, or devices of its own")
-                    break
+            mine = (field, stage.devices, sets.setdefault(ranks, len(sets)), p)
+            clash = next((rank for rank in ranks if owners.setdefault(rank, mine)[2:] != mine[2:]), None)
+            if clash is not None:
+                where, devices = owners[clash][:2]
+                problem = f"device {clash} is also in {where} ({devices})"
+                yield Broken(field, problem, f"{devices}, or devices of its own")
 
 
 def degrees(case: Case) -> Iterator[Broken]:
@@ -345,7 +346,7 @@ def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
 
 
 # What a device must have to compute in a precision; block-scaled 8-bit came with the 4-bit units.
-_NATIVE = {"tf32": "tf32", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
+_NATIVE = {"tf32": "tf32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
 
 
 def precision_supported(case: Case) -> Iterator[Broken]:
@@ -356,7 +357,7 @@ def precision_supported(case: Case) -> Iterator[Broken]:
             native = _NATIVE.get(wanted)
             missing = (native and native not in device.flops) or (wanted == "nvfp4" and device.vendor != "nvidia")
             if missing:
-                valid = ["fp32", "fp16", *sorted(set(device.flops) & {"tf32", "bf16", "fp8"})]
+                valid = ["fp32", *(p for p in ("tf32", "bf16", "fp16", "fp8") if p in device.flops)]
                 problem = f"{device.name} (devices {stage.devices}) does not compute in {wanted}"
                 yield Broken("job.precision", problem, ", ".join(valid))
                 return
@@ -369,6 +370,17 @@ def memory_known(case: Case) -> Iterator[Broken]:
             if device.memory <= 0:
                 yield Broken(f"{field}.devices", f"the memory of {device.name} is not known")
                 return
+    hosts = case.job.cluster.groups
+    for field, _, stage, span in case.spans:
+        away = span.offload.activations + span.offload.optimizer + span.offload.parameters
+        if away and any(
+            hosts[case.job.cluster.group_index(rank)].host_memory <= 0
+            for rank in stage.ranks[:: max(len(stage.ranks) - 1, 1)]
+        ):
+            yield Broken(
+                f"{field}.offload", "the memory of the host is not known", "host_memory_gib in the cluster's file"
+            )
+            return
 
 
 def compressed_layers(case: Case) -> Iterator[Broken]:

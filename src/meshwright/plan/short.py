@@ -1,6 +1,6 @@
 """The short form: `{"tp": 4, "pp": 2, "dp": 8}` beside a job expands to the full document.
 
-Defaults, each of them the choice that costs nothing or that every framework makes:
+Defaults, each of them a choice that costs nothing or that most would make:
 dp takes the devices the other degrees leave; sequence parallelism goes with tensor parallelism;
 ZeRO-1 goes with replicas (same traffic as plain data parallelism, less memory); micro-batches of
 one sample; 1F1B, or its interleaved form with virtual stages; blocks dealt evenly to stages, the
@@ -74,6 +74,7 @@ class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
     schema: str = msgspec.field(default="", name="$schema")
 
 
+_JOB_HINT = "model, cluster and global_batch in the plan, or --model, --cluster and --batch beside it"
 _JOB_FIELDS = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
 
 
@@ -95,8 +96,10 @@ def parse_short(text: str) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    if re.fullmatch(r"-?\d{1,12}", text):
+    if re.fullmatch(r"-?[0-9]{1,30}", text):
         return int(text)
+    if re.fullmatch(r"-?[0-9]+\.?[0-9]*([eE][+-]?[0-9]{1,3})?", text[:60]):
+        return float(text[:60])  # no field takes one; the error then says what it is
     if text in {"true", "false"}:
         return text == "true"
     if name == "recompute" and text not in {"none", "selective", "full"}:
@@ -138,7 +141,7 @@ def _job(short: ShortPlan, job: Job | None, folder: str) -> Job:
         return job
     for name in ("model", "cluster", "global_batch"):
         if name not in given:
-            raise InputError("is required: a plan belongs to a job", field=name)
+            raise InputError("is required: a plan belongs to a job", field=name, valid=_JOB_HINT)
     return convert(given, WrittenJob).resolve(folder, "")
 
 
@@ -272,7 +275,8 @@ def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) 
     needed = sum(spans[group].devices for group in range(groups) if group not in written)
     if needed > len(free):
         product = f"dp x tp x ulysses x ring over {groups} groups needs {needed + len(taken)} devices"
-        raise PlanError("degrees", f"{product}, {job.cluster.name} has {job.cluster.devices}", field="dp")
+        problem = f"{product}, {job.cluster.name} has {job.cluster.devices}"
+        raise PlanError("degrees", problem, field="dp", valid=f"degrees for {job.cluster.devices} devices at most")
     for group in range(groups):
         if group not in written:
             count = spans[group].devices

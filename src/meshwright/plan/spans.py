@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from meshwright.cluster import MOST_DEVICES
 from meshwright.errors import InputError, shorten
 from meshwright.model import Layer, Model
-
-MOST_DEVICES = 1_000_000
 
 
 def layer_range(model: Model, text: str) -> range:
