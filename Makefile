@@ -41,11 +41,12 @@ demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts tha
 	@$(MAKE) --no-print-directory run
 	@$(BIN)/python examples/plan_any_module.py
 
-lint: $(VENV)/.dev  ## format, lint, types, order of the rooms
+lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, size of the files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/line_count.py
 
 docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
@@ -53,7 +54,6 @@ docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 
 test: lint docs  ## everything CI checks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
-	$(BIN)/python tests/line_count.py
 
 bench: $(VENV)/.dev  ## measurements; each prints the peer and us
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -1,4 +1,4 @@
-"""Prints the size of each room, and fails when a file outgrows one idea. Run by `make test`."""
+"""Prints the size of each room, and fails when a file outgrows one idea. Run by `make lint`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,167 @@
+"""Rules about what lies where: layers on stages, stages on devices, samples on replicas, stages in a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.errors import InputError
+from meshwright.plan.document import Pipeline
+from meshwright.plan.rules.case import Broken, Case
+from meshwright.plan.schedule import V_SHAPED, group_of_stage, table_faults
+from meshwright.plan.spans import layer_range
+from meshwright.plan.strategy import DEFAULT_ORDER, Span
+
+
+def layer_names(case: Case) -> Iterator[Broken]:
+    """Every span names layers the model has."""
+    for field, _, _, span in case.spans:
+        try:
+            case.layers(span)
+        except InputError as error:
+            yield Broken(f"{field}.layers", error.problem, error.valid)
+
+
+def layer_cover(case: Case) -> Iterator[Broken]:
+    """Every layer is in exactly one stage, in the model's order."""
+    layers = case.job.model.layers
+    for p, pipeline in enumerate(case.plan.pipelines):
+        following = 0
+        for s, stage in enumerate(pipeline.stages):
+            for i, span in enumerate(stage.spans):
+                found = layer_range(case.job.model, span.layers)
+                field = f"pipelines[{p}].stages[{s}].spans[{i}].layers"
+                if found.start > following:
+                    lost = layers[following].name
+                    yield Broken(
+                        field, f"begins at {layers[found.start].name}; {lost} is in no stage", f"to begin at {lost}"
+                    )
+                elif found.start < following:
+                    yield Broken(field, f"begins at {layers[found.start].name}, which an earlier span already has")
+                following = max(following, found.stop)
+        if following < len(layers):
+            last = f"pipelines[{p}].stages[{len(pipeline.stages) - 1}].spans"
+            yield Broken(
+                last, f"ends before {layers[following].name}, which is in no stage", f"to end at {layers[-1].name}"
+            )
+
+
+def device_sets(case: Case) -> Iterator[Broken]:
+    """Devices exist, and two stages share either all their devices (virtual stages) or none."""
+    total = case.job.cluster.devices
+    sets: dict[tuple[int, ...], int] = {}  # each set of devices once, so that stages compare by number
+    owners: dict[int, tuple[str, str, int, int]] = {}
+    for p, pipeline in enumerate(case.plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            field = f"pipelines[{p}].stages[{s}].devices"
+            try:
+                ranks = stage.ranks
+            except InputError as error:
+                yield Broken(field, error.problem, error.valid)
+                continue
+            if max(ranks) >= total:
+                problem = f"names device {max(ranks)}; {case.job.cluster.name} has {total}"
+                yield Broken(field, problem, f"0 to {total - 1}")
+                continue
+            mine = (field, stage.devices, sets.setdefault(ranks, len(sets)), p)
+            clash = next((rank for rank in ranks if owners.setdefault(rank, mine)[2:] != mine[2:]), None)
+            if clash is not None:
+                where, devices = owners[clash][:2]
+                problem = f"device {clash} is also in {where} ({devices})"
+                yield Broken(field, problem, f"{devices}, or devices of its own")
+
+
+def degrees(case: Case) -> Iterator[Broken]:
+    """dp x tp x ulysses x ring is the number of devices of the stage."""
+    for field, _, stage, span in case.spans:
+        if span.devices != len(stage.ranks):
+            product = f"dp {span.dp} x tp {span.tp} x ulysses {span.ulysses} x ring {span.ring} = {span.devices}"
+            yield Broken(
+                field, f"{product}, but the stage has {len(stage.ranks)} devices", f"a product of {len(stage.ranks)}"
+            )
+
+
+def axis_order(case: Case) -> Iterator[Broken]:
+    """`order` names each axis once."""
+    for field, _, _, span in case.spans:
+        if sorted(span.order) != sorted(DEFAULT_ORDER):
+            yield Broken(
+                f"{field}.order", f"{'-'.join(span.order)} does not name each axis once", "-".join(DEFAULT_ORDER)
+            )
+
+
+def schedule(case: Case) -> Iterator[Broken]:
+    """The schedule fits the stages: how many there are per device group, and in which order they visit the groups."""
+    for p, pipeline in enumerate(case.plan.pipelines):
+        yield from _schedule_shape(f"pipelines[{p}].schedule", pipeline)
+
+
+def _schedule_shape(field: str, pipeline: Pipeline) -> Iterator[Broken]:
+    name, virtual, stages = pipeline.schedule.name, pipeline.schedule.virtual, len(pipeline.stages)
+    if name in V_SHAPED and virtual != 2:
+        yield Broken(f"{field}.virtual", f"{name} runs two stages per device group, not {virtual}", "2")
+    elif name in {"gpipe", "1f1b"} and virtual != 1:
+        yield Broken(f"{field}.virtual", f"{name} runs one stage per device group, not {virtual}", "1, or interleaved")
+    elif name == "interleaved" and virtual < 2:
+        yield Broken(f"{field}.virtual", "interleaved needs two or more stages per device group", "2 or more, or 1f1b")
+    elif bool(pipeline.schedule.table) != (name == "custom"):
+        yield Broken(f"{field}.table", "a table goes with the schedule custom, and only with it")
+    elif stages % virtual:
+        yield Broken(f"{field}.virtual", f"{virtual} does not divide the {stages} stages", f"a divisor of {stages}")
+    else:
+        yield from _schedule_groups(field, pipeline)
+
+
+def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
+    schedule, stages = pipeline.schedule, pipeline.stages
+    groups = len(stages) // schedule.virtual
+    found = len({stage.ranks for stage in stages})
+    if found != groups:
+        yield Broken(
+            f"{field}.virtual", f"{len(stages)} stages on {found} device groups, {schedule.virtual} per group asked for"
+        )
+        return
+    for s, stage in enumerate(stages):
+        expected = stages[group_of_stage(schedule, len(stages), s)]
+        if stage.ranks != expected.ranks:
+            problem = f"{schedule.name} runs stage {s} on devices {expected.devices}, not {stage.devices}"
+            yield Broken(field.replace("schedule", f"stages[{s}].devices"), problem, expected.devices)
+            return
+    if schedule.name == "custom":
+        for row, problem in table_faults(schedule, len(stages), pipeline.micro_batches):
+            yield Broken(f"{field}.table[{row}]", problem)
+        return
+    if schedule.name == "dualpipev" and pipeline.micro_batches < len(stages):
+        problem = f"dualpipev needs a micro-batch per stage: {pipeline.micro_batches} for {len(stages)}"
+        yield Broken(field.replace("schedule", "micro_batches"), problem, f"{len(stages)} or more")
+    rounds = max(1, pipeline.micro_batches // groups)
+    if schedule.name in {"interleaved", "zero-bubble"} and schedule.virtual > 1 and pipeline.micro_batches % rounds:
+        problem = (
+            f"{pipeline.micro_batches} micro-batches do not divide into {rounds} rounds over {groups} device groups"
+        )
+        yield Broken(field.replace("schedule", "micro_batches"), problem, f"a multiple of {groups}")
+
+
+def batch(case: Case) -> Iterator[Broken]:
+    """Pipelines share out the global batch, micro-batches the pipeline's, replicas the micro-batch."""
+    total = sum(pipeline.batch for pipeline in case.plan.pipelines)
+    if total != case.job.global_batch:
+        problem = f"the pipelines train on {total} samples, the job has {case.job.global_batch}"
+        yield Broken("pipelines", problem, f"batches that sum to {case.job.global_batch}")
+    for p, pipeline in enumerate(case.plan.pipelines):
+        if pipeline.batch % pipeline.micro_batches:
+            problem = f"{pipeline.micro_batches} does not divide the batch of {pipeline.batch}"
+            yield Broken(f"pipelines[{p}].micro_batches", problem, f"a divisor of {pipeline.batch}")
+    for field, pipeline, _, span in case.spans:
+        if pipeline.batch % pipeline.micro_batches == 0:
+            yield from _shares(field, pipeline.samples, span)
+
+
+def _shares(field: str, samples: int, span: Span) -> Iterator[Broken]:
+    if span.shares:
+        if len(span.shares) != span.dp or sum(span.shares) != samples:
+            given = f"{len(span.shares)} shares of {sum(span.shares)} samples"
+            problem = f"{given} for dp {span.dp} and micro-batches of {samples}"
+            yield Broken(f"{field}.shares", problem, f"{span.dp} numbers that sum to {samples}")
+    elif samples % span.dp:
+        problem = f"dp {span.dp} does not divide a micro-batch of {samples} samples"
+        yield Broken(f"{field}.dp", problem, f"a divisor of {samples}, or shares")
