@@ -54,14 +54,13 @@ def fits(memory: list[StageMemory]) -> None:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one device holds, and what it has moved to the host and to other devices."""
+    """What one device holds, and what it has moved to the host."""
 
     parameters: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
     activations: float = 0.0
     host: float = 0.0
-    swapped: float = 0.0
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -131,13 +130,13 @@ def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where:
         sum((one * count for one, count in zip(each, mix, strict=True)), Bytes())
         for mix in in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
     ]
-    most = max(mixes, key=lambda mix: mix.activations + mix.host)
+    activations, on_host = max(mix.activations for mix in mixes), max(mix.host for mix in mixes)
     home, stage = job.cluster.groups[where], pipeline.stages[mine[0]]
     return StageMemory(
         devices=stage.devices, capacity=home.device.memory, parameters=round(states.parameters),
-        gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(most.activations),
+        gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(activations),
         swapped_in=round(_parked_here(job, pipeline, set(mine), groups)), working=round(working),
-        host=round(states.host + most.host), host_capacity=home.host_memory // home.devices_per_node,
+        host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
 
 
@@ -153,7 +152,7 @@ def _states(job: Job, span: Span, cut: Slice, copies: set[str]) -> Bytes:
         dense += layer.parameters_on(cut, with_tied=copied) - own_experts
     total = Bytes()
     for count, still, replicas in ((dense, frozen, span.replicas), (experts, 0, span.expert_replicas)):
-        shards = min(span.zero_group or replicas, replicas)
+        shards = span.shards(replicas)
         parameters = count * p.parameter / (shards if span.zero >= 3 else 1)
         gradients = (count - still) * p.gradient / (shards if span.zero >= 2 else 1)
         optimizer = (count - still) * (p.master + extra) / (shards if span.zero >= 1 else 1)
@@ -175,12 +174,10 @@ def _kept(job: Job, span: Span, cut: Slice) -> float:
 
 
 def _activations(job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float]) -> Bytes:
-    """What one micro-batch leaves on the device and on the host; swapped parts are counted apart."""
+    """What one micro-batch leaves on the device and on the host; swapped parts are with another stage."""
     total = Bytes()
     for span, kept in _kept_by_span(job, pipeline, stage, held, share):
-        swapped = span.swap.activations if span.swap else 0.0
-        here = kept * (1 - span.offload.activations - swapped)
-        total += Bytes(activations=here, host=kept * span.offload.activations, swapped=kept * swapped)
+        total += Bytes(activations=kept * span.activations_here, host=kept * span.offload.activations)
     return total
 
 
@@ -225,16 +222,18 @@ def _working(job: Job, span: Span, cut: Slice) -> float:
     """The largest block while it runs: activations that were dropped or moved away, weights that are fetched from
     elsewhere (the running block's and the next one's), and whole gradients before they are sharded."""
     p = precision(job.precision)
-    here = 1 - span.offload.activations - (span.swap.activations if span.swap else 0.0)
     largest = 0.0
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
         block: list[Layer] = list(layers)
-        again = sum(layer.kept_bytes(cut, "none") - here * layer.kept_bytes(cut, span.recompute) for layer in block)
+        again = sum(
+            layer.kept_bytes(cut, "none") - span.activations_here * layer.kept_bytes(cut, span.recompute)
+            for layer in block
+        )
         experts = sum(layer.expert_parameters_on(cut) for layer in block)
         dense = sum(layer.parameters_on(cut, with_tied=True) for layer in block) - experts
         extra = 0.0
         for count, replicas in ((dense, span.replicas), (experts, span.expert_replicas)):
-            sharded = min(span.zero_group or replicas, replicas) > 1
+            sharded = span.shards(replicas) > 1
             if span.offload.parameters or (span.zero == 3 and sharded):
                 extra += 2 * count * p.parameter
             if span.zero >= 2 and sharded:

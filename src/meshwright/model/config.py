@@ -25,26 +25,21 @@ def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Mode
     content = read_json(file) if from_file else config
     if not isinstance(content, Mapping):
         raise InputError(f"holds {kind_of(content)}, expected an object", file=file)
-    family = content.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise _unsupported(content, file)
-    builder, architectures = FAMILIES[family]
-    _check_architecture(content, architectures, file)
+    family = FAMILIES[kind]
+    _check_architecture(content, family.architectures, file)
     fields = Fields(content, file)
-    layers = tuple(builder(fields))
+    layers = tuple(family.build(fields))
     tokens = layers[0].tokens
-    learned = family in {"gpt2", "bert"}
-    longest = fields.integer("max_position_embeddings", "n_positions", "seq_length", default=0)
-    if family == "gpt2":
-        longest = fields.integer("n_positions", "max_position_embeddings", default=1024)
-    elif family == "bert":
-        longest = longest or 512
-    label = name or content.get("_name_or_path") or (Path(file).parent.name if file else "") or family
+    longest = fields.integer("n_positions", "max_position_embeddings", "seq_length", default=family.longest)
+    label = name or content.get("_name_or_path") or (Path(file).parent.name if file else "") or kind
     reference = {key: value for key, value in content.items() if key not in {"id2label", "label2id"}}
     if isinstance(content.get("id2label"), dict):
         reference["num_labels"] = len(content["id2label"])  # the names of the classes do not matter here
     reference["_name_or_path"] = str(label)
-    return Model(str(label), family, layers, tokens or longest, learned, tokens, reference=reference)
+    return Model(str(label), kind, layers, tokens or longest, family.learned_positions, tokens, reference=reference)
 
 
 def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
@@ -72,6 +67,6 @@ def _check_architecture(content: Mapping[str, Any], known: tuple[str, ...], file
         return
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
         raise InputError("is not a list of class names", file=file, field="architectures", valid=", ".join(known))
-    if listed and not set(listed) & set(known) and content["model_type"] != "kimi_k2":
+    if listed and not set(listed) & set(known):
         problem = f"{', '.join(map(shorten, listed))} is not a class whose parameters are known here"
         raise InputError(problem, file=file, field="architectures", valid=", ".join(known))

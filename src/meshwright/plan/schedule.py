@@ -26,6 +26,18 @@ class Schedule(Table, frozen=True, kw_only=True):
     ] = ()
 
 
+def virtual_fault(schedule: Schedule) -> tuple[str, str] | None:
+    """(problem, what would be valid) where a schedule cannot run so many stages per device group."""
+    name, virtual = schedule.name, schedule.virtual
+    if name in V_SHAPED and virtual != 2:
+        return f"{name} runs two stages per device group, not {virtual}", "2"
+    if name in {"gpipe", "1f1b"} and virtual != 1:
+        return f"{name} runs one stage per device group, not {virtual}", "1, or interleaved"
+    if name == "interleaved" and virtual < 2:
+        return "interleaved needs two or more stages per device group", "2 or more, or 1f1b"
+    return None
+
+
 def group_of_stage(schedule: Schedule, stages: int, stage: int) -> int:
     """The device group that runs a stage: around in a loop, or in a V.
 

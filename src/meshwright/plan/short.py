@@ -20,7 +20,7 @@ from meshwright.errors import InputError, PlanError, shorten
 from meshwright.model import Model
 from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
 from meshwright.plan.job import Job, WrittenJob
-from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage
+from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage, virtual_fault
 from meshwright.plan.spans import device_ranks, device_text, layers_of, span_name
 from meshwright.plan.strategy import Axis, Degree, Offload, Span, Strategy, Swap
 from meshwright.tables import Table, convert
@@ -150,11 +150,10 @@ def _schedule(short: ShortPlan) -> Schedule:
     name: ScheduleName = _or(short.schedule, "interleaved" if virtual > 1 else "1f1b")
     if name == "custom":
         raise InputError("a custom schedule needs its table: write the full form", field="schedule")
-    if name in V_SHAPED and virtual != 2:
-        raise PlanError(
-            "schedule", f"{name} runs two stages per device group, not {virtual}", field="virtual", valid="2"
-        )
-    return Schedule(name=name, virtual=virtual)
+    schedule = Schedule(name=name, virtual=virtual)
+    if fault := virtual_fault(schedule):
+        raise PlanError("schedule", fault[0], field="virtual", valid=fault[1])
+    return schedule
 
 
 def _group_count(short: ShortPlan, schedule: Schedule) -> int:

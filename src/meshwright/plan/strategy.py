@@ -78,6 +78,15 @@ class Strategy(Table, frozen=True, kw_only=True):
         """Devices that hold the same experts."""
         return max(self.devices // (self.ep * self.etp), 1)
 
+    def shards(self, replicas: int) -> int:
+        """Pieces that ZeRO cuts states into which `replicas` devices hold alike (dense, or the experts')."""
+        return min(self.zero_group or replicas, replicas)
+
+    @property
+    def activations_here(self) -> float:
+        """The part of the activations that is neither on the host nor with another stage."""
+        return 1 - self.offload.activations - (self.swap.activations if self.swap else 0.0)
+
     @property
     def sequence_pieces(self) -> int:
         """Pieces a sequence is cut into; a ring takes two per device, to balance a causal mask."""

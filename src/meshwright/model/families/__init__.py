@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from meshwright.model.families.bert import bert_layers
 from meshwright.model.families.decoder import bloom_layers, decoder_layers, gpt2_layers
@@ -13,22 +14,32 @@ from meshwright.model.layer import Layer
 
 Builder = Callable[[Fields], list[Layer]]
 
-# model_type -> (builder, architectures whose parameters the builder counts)
-FAMILIES: dict[str, tuple[Builder, tuple[str, ...]]] = {
-    "gpt2": (gpt2_layers, ("GPT2LMHeadModel",)),
-    "bloom": (bloom_layers, ("BloomForCausalLM",)),
-    "llama": (decoder_layers, ("LlamaForCausalLM",)),
-    "mistral": (decoder_layers, ("MistralForCausalLM",)),
-    "mixtral": (decoder_layers, ("MixtralForCausalLM",)),
-    "qwen2": (decoder_layers, ("Qwen2ForCausalLM",)),
-    "qwen2_moe": (decoder_layers, ("Qwen2MoeForCausalLM",)),
-    "qwen3": (decoder_layers, ("Qwen3ForCausalLM",)),
-    "qwen3_moe": (decoder_layers, ("Qwen3MoeForCausalLM",)),
-    "deepseek_v2": (decoder_layers, ("DeepseekV2ForCausalLM",)),
-    "deepseek_v3": (decoder_layers, ("DeepseekV3ForCausalLM",)),
-    "kimi_k2": (decoder_layers, ("DeepseekV3ForCausalLM",)),
-    "bert": (bert_layers, ("BertForPreTraining", "BertForMaskedLM")),
-    "t5": (t5_layers, ("T5ForConditionalGeneration", "T5WithLMHeadModel")),
-    "vit": (vit_layers, ("ViTForImageClassification", "ViTModel")),
-    "swin": (swin_layers, ("SwinForImageClassification",)),
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How configs of one `model_type` are read."""
+
+    build: Builder
+    architectures: tuple[str, ...]  # classes whose parameters the builder counts
+    learned_positions: bool = False  # then no sequence is longer
+    longest: int = 0  # tokens, where the config does not say
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(gpt2_layers, ("GPT2LMHeadModel",), learned_positions=True, longest=1024),
+    "bloom": Family(bloom_layers, ("BloomForCausalLM",)),
+    "llama": Family(decoder_layers, ("LlamaForCausalLM",)),
+    "mistral": Family(decoder_layers, ("MistralForCausalLM",)),
+    "mixtral": Family(decoder_layers, ("MixtralForCausalLM",)),
+    "qwen2": Family(decoder_layers, ("Qwen2ForCausalLM",)),
+    "qwen2_moe": Family(decoder_layers, ("Qwen2MoeForCausalLM",)),
+    "qwen3": Family(decoder_layers, ("Qwen3ForCausalLM",)),
+    "qwen3_moe": Family(decoder_layers, ("Qwen3MoeForCausalLM",)),
+    "deepseek_v2": Family(decoder_layers, ("DeepseekV2ForCausalLM",)),
+    "deepseek_v3": Family(decoder_layers, ("DeepseekV3ForCausalLM",)),
+    "kimi_k2": Family(decoder_layers, ("DeepseekV3ForCausalLM",)),
+    "bert": Family(bert_layers, ("BertForPreTraining", "BertForMaskedLM"), learned_positions=True, longest=512),
+    "t5": Family(t5_layers, ("T5ForConditionalGeneration", "T5WithLMHeadModel")),
+    "vit": Family(vit_layers, ("ViTForImageClassification", "ViTModel")),
+    "swin": Family(swin_layers, ("SwinForImageClassification",)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshwright.errors import InputError
 from meshwright.plan.document import Pipeline
 from meshwright.plan.rules.case import Broken, Case
-from meshwright.plan.schedule import V_SHAPED, group_of_stage, table_faults
+from meshwright.plan.schedule import group_of_stage, table_faults, virtual_fault
 from meshwright.plan.spans import layer_range
 from meshwright.plan.strategy import DEFAULT_ORDER, Span
 
@@ -92,53 +92,51 @@ def axis_order(case: Case) -> Iterator[Broken]:
 def schedule(case: Case) -> Iterator[Broken]:
     """The schedule fits the stages: how many there are per device group, and in which order they visit the groups."""
     for p, pipeline in enumerate(case.plan.pipelines):
-        yield from _schedule_shape(f"pipelines[{p}].schedule", pipeline)
+        yield from _schedule_shape(f"pipelines[{p}]", pipeline)
 
 
-def _schedule_shape(field: str, pipeline: Pipeline) -> Iterator[Broken]:
-    name, virtual, stages = pipeline.schedule.name, pipeline.schedule.virtual, len(pipeline.stages)
-    if name in V_SHAPED and virtual != 2:
-        yield Broken(f"{field}.virtual", f"{name} runs two stages per device group, not {virtual}", "2")
-    elif name in {"gpipe", "1f1b"} and virtual != 1:
-        yield Broken(f"{field}.virtual", f"{name} runs one stage per device group, not {virtual}", "1, or interleaved")
-    elif name == "interleaved" and virtual < 2:
-        yield Broken(f"{field}.virtual", "interleaved needs two or more stages per device group", "2 or more, or 1f1b")
-    elif bool(pipeline.schedule.table) != (name == "custom"):
-        yield Broken(f"{field}.table", "a table goes with the schedule custom, and only with it")
-    elif stages % virtual:
-        yield Broken(f"{field}.virtual", f"{virtual} does not divide the {stages} stages", f"a divisor of {stages}")
+def _schedule_shape(place: str, pipeline: Pipeline) -> Iterator[Broken]:
+    schedule, stages = pipeline.schedule, len(pipeline.stages)
+    if fault := virtual_fault(schedule):
+        yield Broken(f"{place}.schedule.virtual", *fault)
+    elif bool(schedule.table) != (schedule.name == "custom"):
+        yield Broken(f"{place}.schedule.table", "a table goes with the schedule custom, and only with it")
+    elif stages % schedule.virtual:
+        problem = f"{schedule.virtual} does not divide the {stages} stages"
+        yield Broken(f"{place}.schedule.virtual", problem, f"a divisor of {stages}")
     else:
-        yield from _schedule_groups(field, pipeline)
+        yield from _schedule_groups(place, pipeline)
 
 
-def _schedule_groups(field: str, pipeline: Pipeline) -> Iterator[Broken]:
+def _schedule_groups(place: str, pipeline: Pipeline) -> Iterator[Broken]:
     schedule, stages = pipeline.schedule, pipeline.stages
     groups = len(stages) // schedule.virtual
     found = len({stage.ranks for stage in stages})
     if found != groups:
-        yield Broken(
-            f"{field}.virtual", f"{len(stages)} stages on {found} device groups, {schedule.virtual} per group asked for"
-        )
+        problem = f"{len(stages)} stages on {found} device groups, {schedule.virtual} per group asked for"
+        yield Broken(f"{place}.schedule.virtual", problem)
         return
     for s, stage in enumerate(stages):
         expected = stages[group_of_stage(schedule, len(stages), s)]
         if stage.ranks != expected.ranks:
             problem = f"{schedule.name} runs stage {s} on devices {expected.devices}, not {stage.devices}"
-            yield Broken(field.replace("schedule", f"stages[{s}].devices"), problem, expected.devices)
+            yield Broken(f"{place}.stages[{s}].devices", problem, expected.devices)
             return
+    yield from _schedule_batches(place, pipeline, groups)
+
+
+def _schedule_batches(place: str, pipeline: Pipeline, groups: int) -> Iterator[Broken]:
+    """The micro-batches fit the schedule: its rounds, its stages, or its table."""
+    schedule, stages, count = pipeline.schedule, len(pipeline.stages), pipeline.micro_batches
     if schedule.name == "custom":
-        for row, problem in table_faults(schedule, len(stages), pipeline.micro_batches):
-            yield Broken(f"{field}.table[{row}]", problem)
-        return
-    if schedule.name == "dualpipev" and pipeline.micro_batches < len(stages):
-        problem = f"dualpipev needs a micro-batch per stage: {pipeline.micro_batches} for {len(stages)}"
-        yield Broken(field.replace("schedule", "micro_batches"), problem, f"{len(stages)} or more")
-    rounds = max(1, pipeline.micro_batches // groups)
-    if schedule.name in {"interleaved", "zero-bubble"} and schedule.virtual > 1 and pipeline.micro_batches % rounds:
-        problem = (
-            f"{pipeline.micro_batches} micro-batches do not divide into {rounds} rounds over {groups} device groups"
-        )
-        yield Broken(field.replace("schedule", "micro_batches"), problem, f"a multiple of {groups}")
+        for row, problem in table_faults(schedule, stages, count):
+            yield Broken(f"{place}.schedule.table[{row}]", problem)
+    elif schedule.name == "dualpipev" and count < stages:
+        problem = f"dualpipev needs a micro-batch per stage: {count} for {stages}"
+        yield Broken(f"{place}.micro_batches", problem, f"{stages} or more")
+    elif schedule.name in {"interleaved", "zero-bubble"} and schedule.virtual > 1 and count % max(1, count // groups):
+        problem = f"{count} micro-batches do not divide into {count // groups} rounds over {groups} device groups"
+        yield Broken(f"{place}.micro_batches", problem, f"a multiple of {groups}")
 
 
 def batch(case: Case) -> Iterator[Broken]:
