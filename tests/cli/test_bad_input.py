@@ -164,11 +164,14 @@ def test_text_is_never_read_as_markup(meshwright: Run, tmp_path: Path) -> None:
 
 
 def run_in_shell(command: str):  # type: ignore[no-untyped-def]
+    """As a user's shell would, with Python's own buffering whatever the caller has set."""
+    import os
     import subprocess
     import sys
 
     start = f"{sys.executable} -c 'from meshwright.cli import main; main()'"
-    return subprocess.run(["bash", "-c", f"{start} {command}"], capture_output=True, text=True, check=False)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(["bash", "-c", f"{start} {command}"], capture_output=True, text=True, check=False, env=plain)
 
 
 def test_a_full_disk_on_standard_output(tmp_path: Path) -> None:
@@ -206,7 +209,13 @@ def test_a_bug_of_ours_is_not_a_plan_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_an_error_that_nobody_hears_keeps_its_code() -> None:
-    for command in ("models nope --json > /dev/full", "models nope 2> /dev/full", "models nope --json >&-"):
+    for command in (
+        "models nope --json > /dev/full",
+        "models nope 2> /dev/full",
+        "models nope 2>&-",
+        "models nope --json >&-",
+        "models nope --json > /dev/full 2> /dev/full",
+    ):
         assert run_in_shell(command).returncode == 2, command
 
 

@@ -6,12 +6,12 @@ with --json also to standard output as an object.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import traceback
 from importlib import import_module
+from typing import TextIO
 
 import click
 
@@ -95,7 +95,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_quietly(0)  # the reader has gone; nothing is left to say
     except OSError as error:
-        click.echo(f"error: standard output: cannot be written: {error.strerror or error}", err=True)
+        _write(sys.stderr, f"error: standard output: cannot be written: {error.strerror or error}")
         _leave_quietly(2)
     except Exception as error:
         traceback.print_exc()
@@ -112,17 +112,28 @@ def _fail(error: MeshwrightError) -> None:
 
 def _say(facts: dict[str, object], text: str) -> None:
     """An error for programs and for people; where nobody can hear it, the exit code still tells."""
+    if "--json" in sys.argv:
+        _write(sys.stdout, json.dumps(facts))
+    _write(sys.stderr, f"error: {text}")
+
+
+def _write(stream: TextIO | None, line: str) -> None:
+    """Write and flush now: what cannot be written must not fail again when the interpreter ends."""
+    if stream is None:
+        return
     try:
-        if "--json" in sys.argv:
-            click.echo(json.dumps(facts))
-            sys.stdout.flush()
+        click.echo(line, file=stream)
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    with contextlib.suppress(OSError):
-        click.echo(f"error: {text}", err=True)
+        _silence(stream)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still in the stream's buffer go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _leave_quietly(code: int) -> None:
     """Exit without the interpreter trying to flush what cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _silence(sys.stdout)
     sys.exit(code)
