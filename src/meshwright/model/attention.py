@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.model.layer import Kept, Layer, LayerKind, Op, Pairs, Weight
-from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm
+from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual, rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Attention:
     qk_norm: bool = False
     dropout: float = 0.0
     score_dropout: float = 0.0
+    rotary: bool = False
     relative_bias: int = 0  # learned bias entries per head, where this layer holds the table
 
     def layer(self, place: Place, *, cross: bool = False) -> Layer:
@@ -38,6 +39,8 @@ class Attention:
         ops = [layer_input(self.hidden), norm("norm", self.hidden, self.norm), self._project_qkv(q, kv)]
         if self.qk_norm:
             ops.append(self._norm_qk(q, kv))
+        if self.rotary:
+            ops.append(rotary(q + kv))
         pairs: Pairs = "causal" if self.causal and not cross else "full"
         keeps = core_keeps(q, self.heads, self.score_dropout)
         table = relative_table(self.relative_bias, self.heads)
@@ -46,7 +49,7 @@ class Attention:
         )
         mask = dropout_mask(self.hidden, self.dropout)
         ops.append(matmul("proj", q, self.hidden, bias=self.out_bias, cut="row", units=self.heads, keeps=mask))
-        return tuple(ops)
+        return (*ops, residual(self.hidden))
 
     def _project_qkv(self, q: int, kv: int) -> Op:
         """One product for q, k and v; a cut keeps whole heads and repeats those of k and v past their number."""
@@ -73,7 +76,9 @@ class Attention:
             Kept("unnormed_k", kv, scope="tensor", heads=self.kv_heads),
             Kept("statistics", self.heads + self.kv_heads, dtype="fp32", scope="tensor"),
         )
-        return Op("qk_norm", "norm", scope="tensor", weights=(Weight(2 * self.head_dim),), keeps=keeps)
+        return Op(
+            "qk_norm", "norm", scope="tensor", moves=2.0 * (q + kv), weights=(Weight(2 * self.head_dim),), keeps=keeps
+        )
 
 
 def relative_table(entries: int, heads: int) -> tuple[Weight, ...]:
@@ -124,8 +129,11 @@ class LatentAttention:
             norm("norm", self.hidden, "rms"),
             *self._queries(qk),
             *self._keys_and_values(qk, v),
+            # Queries and keys are copied together from their rotated and unrotated parts.
+            rotary(2 * qk),
             core,
             matmul("proj", v, self.hidden, bias=self.bias, cut="row", units=self.heads),
+            residual(self.hidden),
         )
 
     def _queries(self, qk: int) -> list[Op]:

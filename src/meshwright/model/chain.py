@@ -108,15 +108,23 @@ class Model:
     def _index(self) -> dict[str, int]:
         return {layer.name: i for i, layer in enumerate(self.layers)}
 
+    @cached_property
+    def _ends(self) -> dict[str, tuple[int, int]]:
+        """First and last layer of each block."""
+        found: dict[str, tuple[int, int]] = {}
+        for i, layer in enumerate(self.layers):
+            if layer.block:
+                found[layer.block] = (found.get(layer.block, (i, i))[0], i)
+        return found
+
     def index(self, name: str, *, last: bool = False) -> int:
         """Position of a layer; a block's name means its first layer, or its last with `last`."""
         if name in self._index:
             return self._index[name]
-        inside = [i for i, layer in enumerate(self.layers) if name and layer.block == name]
-        if not inside:
+        if name not in self._ends:
             names = [*self._index, *self.blocks]
             raise UnknownName(f"layer of {self.name}", name, names, see=f"{names[0]} ... {self.layers[-1].name}")
-        return inside[-1] if last else inside[0]
+        return self._ends[name][last]
 
     def layer(self, name: str) -> Layer:
         return self.layers[self.index(name)]
@@ -139,11 +147,11 @@ class Model:
 
     def forward_flops(self, slice_: Slice) -> float:
         """Forward FLOPs of one micro-batch on one device; a multiply-add is two."""
-        return sum(layer.forward_flops(slice_) for layer in self.layers)
+        return float(sum(layer.forward_flops(slice_) for layer in self.layers))
 
     def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
         """Bytes one micro-batch leaves on a device until its backward pass."""
-        return sum(layer.kept_bytes(slice_, recompute) for layer in self.layers)
+        return float(sum(layer.kept_bytes(slice_, recompute) for layer in self.layers))
 
     def __repr__(self) -> str:
         return f"Model({self.name}: {self.parameters:,} parameters, {len(self.layers)} layers)"

@@ -11,14 +11,23 @@ def embedding(
     dropout_rate: float = 0.0, tied_to: str = "",
 ) -> Layer:  # fmt: skip
     """Token (and position, and type) lookup; the table is cut over the vocabulary."""
-    ops = [Op("lookup", "lookup", weights=(Weight(vocab * hidden, "tensor", vocab),), tied=bool(tied_to))]
+    table = (Weight(vocab * hidden, "tensor", vocab),)
+    ops = [Op("lookup", "lookup", scope="sequence", moves=2.0 * hidden, weights=table, tied=bool(tied_to))]
     if positions or types:
-        ops.append(Op("positions", "lookup", scope="sequence", weights=(Weight((positions + types) * hidden),)))
+        ops.append(
+            Op(
+                "positions",
+                "lookup",
+                scope="sequence",
+                moves=3.0 * hidden,
+                weights=(Weight((positions + types) * hidden),),
+            )
+        )
     if norm_kind:
         weights = (norm_weight(hidden, norm_kind),)
         ops += [
             layer_input(hidden),
-            Op("norm", "norm", scope="sequence", weights=weights, keeps=(statistics(norm_kind),)),
+            Op("norm", "norm", scope="sequence", moves=2.0 * hidden, weights=weights, keeps=(statistics(norm_kind),)),
         ]
     ops += dropout(hidden, dropout_rate)
     return place.layer("embedding", tuple(ops), 0.0, hidden, tied_to=tied_to)
@@ -33,5 +42,8 @@ def final_norm(place: Place, hidden: int, kind: NormKind, *, dropout_rate: float
 def language_head(place: Place, vocab: int, hidden: int, *, tied_to: str = "") -> Layer:
     """Projection to the vocabulary and the loss, which keeps the logits in float32."""
     logits = Kept("logits", vocab, dtype="fp32", scope="tensor")
-    ops = (matmul("logits", hidden, vocab, units=vocab, keeps=(logits,), tied=bool(tied_to)), Op("loss", "loss"))
+    ops = (
+        matmul("logits", hidden, vocab, units=vocab, keeps=(logits,), tied=bool(tied_to)),
+        Op("loss", "loss", moves=vocab),
+    )
     return place.layer("head", ops, hidden, 0.0, tied_to=tied_to)

@@ -1,6 +1,7 @@
 """Feed-forward layers: dense (GELU, SwiGLU) and mixtures of experts.
 
-A gated activation is taken as one fused operator that keeps gate and up, and hands its product on. In
+Gate and up are two products of one input, so that a plan may recompute either; a gated activation is one fused
+operator that keeps both, and hands its product on. In
 a mixture the routing weights multiply that product inside the same operator (as Megatron-Core does),
 so the experts' outputs need not be kept.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm
+from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +32,23 @@ class Mlp:
 
     @lru_cache(maxsize=1024)  # noqa: B019 - the blocks of a model share one tuple of operators
     def ops(self) -> tuple[Op, ...]:
-        return layer_input(self.hidden), norm("norm", self.hidden, self.norm), *self.products()
+        return layer_input(self.hidden), norm("norm", self.hidden, self.norm), *self.products(), residual(self.hidden)
 
     def products(self) -> list[Op]:
-        """Up, activation, down, without the norm before them."""
+        """Gate, up, activation, down, without the norm before them."""
         wide = self.width * (2 if self.gated else 1)
-        kept = (Kept("up", wide, scope="tensor"),)
+        up = matmul(
+            "up", self.hidden, self.width, bias=self.bias, units=self.width,
+            keeps=(Kept("up", self.width, scope="tensor"),),
+        )  # fmt: skip
+        gate = replace(up, name="gate", keeps=(Kept("gate", self.width, scope="tensor"),))
         activated = [Kept("activated", self.width, dtype="matmul", scope="tensor")]
         if self.inner_dropout:
             activated.append(Kept("inner_mask", self.width, dtype="byte", scope="tensor"))
         mask = dropout_mask(self.hidden, self.dropout)
         return [
-            matmul("up", self.hidden, wide, bias=self.bias, units=self.width, keeps=kept),
-            Op("activation", "elementwise", keeps=tuple(activated)),
+            *([gate, replace(up, shares_input=True)] if self.gated else [up]),
+            Op("activation", "elementwise", moves=float(wide + self.width), keeps=tuple(activated)),
             matmul("down", self.width, self.hidden, bias=self.bias, cut="row", keeps=mask),
         ]
 
@@ -92,7 +97,7 @@ class Moe:
             ops.append(matmul("ascend", self.inner, self.hidden, cut="none"))
         if self.shared_width:
             ops += self._shared()
-        return tuple(ops)
+        return (*ops, residual(self.hidden))
 
     def _router(self) -> Op:
         keeps = (
@@ -109,12 +114,16 @@ class Moe:
         act_kept = (Kept("expert_activated", self.rows * self.width, dtype="matmul", scope="routed_tensor"),)
         combined = (Kept("combined", self.inner, dtype="matmul"),) if self.bottleneck else ()
         return [
-            Op("dispatch", "dispatch", scope="routed", keeps=arrived),
+            # Rows are copied into the order of the experts, before and after they travel.
+            Op("dispatch", "dispatch", scope="routed", moves=4.0 * self.rows * self.inner, keeps=arrived),
             self._grouped("expert_up", self.inner, wide, up_kept),
-            Op("expert_activation", "elementwise", scope="routed_tensor", keeps=act_kept),
+            Op(
+                "expert_activation", "elementwise", scope="routed_tensor", moves=self.rows * (wide + self.width),
+                keeps=act_kept,
+            ),
             self._grouped("expert_down", self.width, self.inner, ()),
-            Op("combine", "combine", scope="sequence", keeps=combined),
-        ]
+            Op("combine", "combine", scope="routed", moves=(3.0 * self.rows + 1) * self.inner, keeps=combined),
+        ]  # fmt: skip
 
     def _grouped(self, name: str, k: int, n: int, keeps: tuple[Kept, ...]) -> Op:
         weights = (Weight(self.experts * k * n, "expert", experts=self.experts),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.errors import InputError
 from meshwright.model.precision import precision
@@ -18,7 +18,7 @@ LayerKind = Literal[
     "embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"
 ]
 OpKind = Literal[
-    "input", "matmul", "attention", "norm", "elementwise", "lookup", "dispatch", "combine", "loss", "traced"
+    "input", "matmul", "attention", "norm", "elementwise", "stream", "lookup", "dispatch", "combine", "loss", "traced"
 ]
 Cut = Literal["none", "column", "row", "expert"]  # how tensor parallelism cuts a matrix product
 # How the degrees cut a tensor or the work on it:
@@ -31,6 +31,9 @@ Scope = Literal["sequence", "tensor", "routed", "routed_tensor", "whole"]
 Split = Literal["none", "tensor", "expert"]
 Pairs = Literal["none", "full", "causal"]
 RecomputeLevel = Literal["none", "selective", "full"]
+# An integer, or a numpy array with one for each of many candidate strategies: every formula here takes both, so that
+# a search prices thousands of candidates in one call. (This room does not import numpy.)
+Degrees = Any
 Recompute = RecomputeLevel | Collection[str]
 
 
@@ -42,24 +45,24 @@ class Slice:
     1024.0
     """
 
-    micro_batch: int = 1  # samples per data-parallel replica
+    micro_batch: Degrees = 1  # samples per data-parallel replica
     seq_len: int = 2048  # tokens per sample before any cut
     precision: str = "bf16"
-    tp: int = 1
-    sp: bool = False  # Megatron sequence parallelism: norms and residuals cut over tp
-    ulysses: int = 1  # sequence cut, heads cut inside attention
-    ring: int = 1  # sequence cut, keys and values travel
-    ep: int = 1
-    etp: int = 1
+    tp: Degrees = 1
+    sp: Degrees = False  # Megatron sequence parallelism: norms and residuals cut over tp
+    ulysses: Degrees = 1  # sequence cut, heads cut inside attention
+    ring: Degrees = 1  # sequence cut, keys and values travel
+    ep: Degrees = 1
+    etp: Degrees = 1
     fused_attention: bool = True  # FlashAttention-like: the score matrix never exists
 
-    def tokens(self, scope: Scope, length: int) -> float:
+    def tokens(self, scope: Scope, length: int) -> Any:
         """Tokens on one device, for a sample of `length` tokens, as far as `scope` is cut."""
         tokens = self.micro_batch * length / (self.ulysses * self.ring)
         if scope == "whole":
             return tokens
         if scope == "sequence":
-            return tokens / self.tp if self.sp else tokens
+            return tokens / (1 + (self.tp - 1) * self.sp)
         # Experts see each token once over the tp group (tokens are de-duplicated before dispatch).
         return tokens / self.tp * (self.etp if scope == "routed" else 1)
 
@@ -74,7 +77,7 @@ class Weight:
     experts: int = 0  # copies that expert parallelism deals out
     frozen: bool = False  # no gradient and no optimizer state
 
-    def on_device(self, slice_: Slice) -> int:
+    def on_device(self, slice_: Slice) -> Any:
         """Parameters on one device; a cut that does not divide is padded up."""
         if self.split == "none":
             return self.count
@@ -98,17 +101,18 @@ class Kept:
     when: Literal["always", "fused", "unfused"] = "always"  # which attention kernel leaves it
     needed_next: bool = False  # the next operator's input: stays even if this operator is repeated
 
-    def bytes(self, slice_: Slice, length: int) -> float:
+    def bytes(self, slice_: Slice, length: int) -> Any:
         if self.when != "always" and (self.when == "fused") != slice_.fused_attention:
             return 0.0
         p = precision(slice_.precision)
         size = {"activation": p.activation, "matmul": p.matmul, "fp32": 4.0, "byte": 1.0}[self.dtype]
         per_token = self.per_token + self.per_pair * length + self.per_sample / length
+        # A traced polynomial may dip below nothing where it was not measured.
+        kept = max(size * per_token, 0.0) * slice_.tokens(self.scope, length)
         if self.heads:
             cut = slice_.tp * slice_.ulysses
-            per_token *= -(-self.heads // cut) * cut / self.heads
-        # A traced polynomial may dip below nothing where it was not measured.
-        return max(size * per_token * slice_.tokens(self.scope, length), 0.0)
+            kept = kept * (-(-self.heads // cut) * cut / self.heads)
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ class Op:
     rows: float = 1.0  # rows per token: a mixture multiplies each token by top-k experts
     cut: Cut = "none"  # column: the input is gathered; row: the output is summed
     scope: Scope = "tensor"
+    moves: float = 0.0  # elements per token read and written in the forward pass, by kernels bound by memory
+    shares_input: bool = False  # reads what the product before it reads: gathered, quantised and kept once
     weights: tuple[Weight, ...] = ()
     keeps: tuple[Kept, ...] = ()
     tied: bool = False  # the weights belong to another layer and are counted there
@@ -135,15 +141,18 @@ class Op:
     def parameters(self) -> int:
         return 0 if self.tied else sum(w.count for w in self.weights)
 
-    def forward_flops(self, slice_: Slice, length: int) -> float:
+    def forward_flops(self, slice_: Slice, length: int) -> Any:
         """Forward FLOPs on one device; a multiply-add is two. Causal masks count only the pairs they let through."""
         per_sample = self.flops_per_token * length + self.flops_per_pair * self.pair_count(length)
         per_sample += self.flops_per_sample
-        if self.cut in {"column", "row"} and slice_.tp > 1:
-            # A cut that does not divide is padded, and key/value heads past their number are repeated.
-            cut = [w for w in self.weights if w.split == "tensor"]
-            per_sample *= sum(w.on_device(slice_) for w in cut) * slice_.tp / sum(w.count for w in cut)
-        return max(per_sample * slice_.tokens(self.scope, length) / length, 0.0)
+        return max(per_sample, 0.0) * self.padding(slice_) * slice_.tokens(self.scope, length) / length
+
+    def padding(self, slice_: Slice) -> Any:
+        """How much a cut of the weights grows the work: what does not divide is padded, heads past their number repeat."""
+        if self.cut not in {"column", "row"}:
+            return 1.0
+        cut = [w for w in self.weights if w.split == "tensor"]
+        return sum(w.on_device(slice_) for w in cut) * slice_.tp / sum(w.count for w in cut)
 
     def pair_count(self, length: int) -> float:
         """Query-key pairs of one sample that the mask lets through."""
@@ -201,7 +210,7 @@ class Layer:
     @cached_property
     def op_names(self) -> frozenset[str]:
         """Names that a plan may put into a per-operator recompute set."""
-        return frozenset(op.name for op in self.ops if op.kind != "input")
+        return frozenset(op.name for op in self.ops if op.kind not in {"input", "stream"})
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -212,19 +221,19 @@ class Layer:
         """Tokens of one sample in this layer."""
         return self.tokens or seq_len
 
-    def parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> int:
+    def parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> Any:
         """Parameters on one device; `with_tied` adds a copy of weights that live in another layer."""
         return sum(w.on_device(slice_) for op in self.ops if with_tied or not op.tied for w in op.weights)
 
-    def expert_parameters_on(self, slice_: Slice) -> int:
+    def expert_parameters_on(self, slice_: Slice) -> Any:
         """Of these, the routed experts': they are replicated over fewer devices than the rest."""
         return sum(w.on_device(slice_) for op in self.ops for w in op.weights if w.split == "expert")
 
-    def frozen_parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> int:
+    def frozen_parameters_on(self, slice_: Slice, *, with_tied: bool = False) -> Any:
         """Of these, those that are not trained."""
         return sum(w.on_device(slice_) for op in self.ops if with_tied or not op.tied for w in op.weights if w.frozen)
 
-    def forward_flops(self, slice_: Slice) -> float:
+    def forward_flops(self, slice_: Slice) -> Any:
         """Forward FLOPs of one micro-batch on one device."""
         return sum(op.forward_flops(slice_, self.length(slice_.seq_len)) for op in self.ops)
 
@@ -245,7 +254,7 @@ class Layer:
             raise InputError(f"unknown recompute level '{recompute}'", valid="none, selective, full or operator names")
         return frozenset(recompute) & self.op_names
 
-    def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
+    def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> Any:
         """Bytes one micro-batch leaves on a device until its backward pass.
 
         Full recomputation keeps the input of the block, so layers inside a block keep nothing.
@@ -261,19 +270,19 @@ class Layer:
             if op.name not in again or kept.needed_next
         )
 
-    def input_bytes(self, slice_: Slice) -> float:
+    def input_bytes(self, slice_: Slice) -> Any:
         """Bytes of the layer's own input on one device."""
         return self._passed(self.width_in, slice_)
 
-    def output_bytes(self, slice_: Slice) -> float:
+    def output_bytes(self, slice_: Slice) -> Any:
         """Bytes that cross to the next layer, on one device."""
         return self._passed(self.width_out, slice_) + self._passed(self.carried, slice_)
 
-    def dispatch_bytes(self, slice_: Slice) -> float:
+    def dispatch_bytes(self, slice_: Slice) -> Any:
         """Bytes one device puts into each all-to-all of a MoE layer (0 elsewhere)."""
         size = precision(slice_.precision).activation
         return size * self.dispatch_width * slice_.tokens("routed_tensor", self.length(slice_.seq_len))
 
-    def _passed(self, width: float, slice_: Slice) -> float:
+    def _passed(self, width: float, slice_: Slice) -> Any:
         scope: Scope = "sequence" if self.tensor_parallel else "whole"
         return precision(slice_.precision).activation * width * slice_.tokens(scope, self.length(slice_.seq_len))

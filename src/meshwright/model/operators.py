@@ -64,7 +64,18 @@ def matmul(
 def norm(name: str, width: int, kind: NormKind) -> Op:
     """A norm keeps its statistics; its output is kept as the input of the next matrix product."""
     output = Kept("normed", width, dtype="matmul")
-    return Op(name, "norm", scope="sequence", weights=(norm_weight(width, kind),), keeps=(statistics(kind), output))
+    keeps = (statistics(kind), output)
+    return Op(name, "norm", scope="sequence", moves=2.0 * width, weights=(norm_weight(width, kind),), keeps=keeps)
+
+
+def residual(width: int) -> Op:
+    """The addition to the residual stream that ends a layer: two reads, one write, nothing kept."""
+    return Op("residual", "stream", scope="sequence", moves=3.0 * width)
+
+
+def rotary(width: int) -> Op:
+    """Rotary position embedding of queries and keys: one read, one write, nothing kept."""
+    return Op("rotary", "stream", moves=2.0 * width)
 
 
 def norm_weight(width: int, kind: NormKind) -> Weight:
@@ -86,4 +97,6 @@ def dropout_mask(width: int, rate: float) -> tuple[Kept, ...]:
 
 
 def dropout(width: int, rate: float) -> tuple[Op, ...]:
-    return (Op("dropout", "elementwise", scope="sequence", keeps=dropout_mask(width, rate)),) if rate else ()
+    if not rate:
+        return ()
+    return (Op("dropout", "elementwise", scope="sequence", moves=2.5 * width, keeps=dropout_mask(width, rate)),)

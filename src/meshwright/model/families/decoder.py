@@ -121,6 +121,7 @@ def _grouped_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
             qkv_bias=biased,
             out_bias=biased and not family.startswith("qwen2"),
             qk_norm=family in {"qwen3", "qwen3_moe"},
+            rotary=True,
             score_dropout=f.fraction("attention_dropout"),
         ).layer  # fmt: skip
 
