@@ -76,6 +76,7 @@ def device(name: str) -> Device:
     row = _tables()["device"][key]
     named = ("memory_gib", "memory_gb_s", "host_gb_s", "devices_per_node", "host_memory_gib")
     sources = {f: source(row[f][1])["title"] for f in named}
+    sources |= {"watts": source(row["watts"][1])["title"]} if "watts" in row else {}
     sources |= {f"tflops.{p}": source(pair[1])["title"] for p, pair in row["tflops"].items()}
     return Device(
         key,
@@ -85,6 +86,8 @@ def device(name: str) -> Device:
         memory_bandwidth=row["memory_gb_s"][0] * GIGA,
         flops={p: pair[0] * TERA for p, pair in row["tflops"].items()},
         host_bandwidth=row["host_gb_s"][0] * GIGA,
+        architecture=row["architecture"],
+        watts=float(row.get("watts", [0.0])[0]),
         sources=sources,
     )
 

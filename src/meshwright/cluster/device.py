@@ -29,6 +29,8 @@ class Device:
     memory_bandwidth: float  # bytes/s
     flops: dict[str, float]  # FLOP/s
     host_bandwidth: float  # bytes/s to or from host memory, one direction
+    architecture: str = ""  # a generation of chips that reach the same part of their peak: hopper, cdna3, ...
+    watts: float = 0.0  # power of the board; 0: not known
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 

@@ -39,6 +39,8 @@ class GroupTable(Table, frozen=True, kw_only=True):
     devices_per_node: Count | UnsetType = UNSET
     title: str = ""
     vendor: str = "generic"
+    architecture: str = ""
+    watts: Number | UnsetType = UNSET
     memory_gib: Number | UnsetType = UNSET
     memory_gb_s: Number | UnsetType = UNSET
     tflops: dict[str, Number] = {}
@@ -141,6 +143,8 @@ def _device(row: GroupTable, base: Device) -> Device:
     return replace(
         base,
         title=row.title or base.title,
+        architecture=row.architecture or base.architecture,
+        watts=float(_scaled(row.watts, 1.0, base.watts)),
         memory=_scaled(row.memory_gib, GIB, base.memory),
         memory_bandwidth=float(_scaled(row.memory_gb_s, GIGA, base.memory_bandwidth)),
         flops=flops,
@@ -150,7 +154,9 @@ def _device(row: GroupTable, base: Device) -> Device:
 
 
 def _own_sources(row: GroupTable) -> dict[str, str]:
-    named = {name: getattr(row, name) for name in ("memory_gib", "memory_gb_s", "host_gb_s", "host_memory_gib")}
+    named = {
+        name: getattr(row, name) for name in ("memory_gib", "memory_gb_s", "host_gb_s", "host_memory_gib", "watts")
+    }
     named |= {f"tflops.{p}": v for p, v in row.tflops.items()}
     given = {name: value for name, value in named.items() if value is not UNSET}
     for name, value in given.items():
