@@ -15,6 +15,7 @@ from meshwright.plan.schedule import V_SHAPED, Action, Schedule, group_of_stage,
 ActionTable = tuple[tuple[Action, ...], ...]
 
 
+@lru_cache(maxsize=64)
 def action_table(schedule: Schedule, groups: int, micro_batches: int) -> ActionTable:
     """The actions of every device group.
 

@@ -20,6 +20,7 @@ LARGEST_SEQUENCE = 100_000_000  # tokens per sample
 # Bytes of optimizer state per parameter, beside the master copy that the precision asks for.
 OPTIMIZERS = {
     "adamw": 8.0,  # two float32 moments
+    "adamw-16bit": 4.0,  # two bfloat16 moments (Megatron-Core's precision-aware optimizer)
     "adamw-8bit": 2.0,  # two 8-bit moments (Dettmers et al., 2022)
     "muon": 4.0,  # one float32 momentum
     "sgd-momentum": 4.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from meshwright.cluster import MOST_DEVICES
@@ -29,6 +30,25 @@ def layers_of(model: Model, text: str) -> tuple[Layer, ...]:
     """The layers of a span."""
     found = layer_range(model, text)
     return model.layers[found.start : found.stop]
+
+
+def alike(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
+    """One of each sort of layer, with how many there are: the blocks of a model repeat a few sorts.
+
+    >>> from meshwright.model import Model
+    >>> [(layer.name, count) for layer, count in alike(Model.preset("llama3-8b").layers)][:2]
+    [('embed', 1), ('block.0.attention', 32)]
+    """
+    found: dict[tuple[object, ...], tuple[Layer, int]] = {}
+    for layer in layers:
+        first, count = found.setdefault(sort_of(layer), (layer, 0))
+        found[sort_of(layer)] = (first, count + 1)
+    return list(found.values())
+
+
+def sort_of(layer: Layer) -> tuple[object, ...]:
+    """Equal for layers that cost the same; operators are shared, so that their identity tells."""
+    return id(layer.ops), layer.opens_block, layer.width_in, layer.width_out, layer.tied_to, layer.carried
 
 
 def span_name(model: Model, layers: range) -> str:
