@@ -7,6 +7,10 @@
 2
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from meshwright import cost
 from meshwright.cluster import Cluster
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
@@ -15,7 +19,23 @@ from meshwright.plan import Job, Plan, Schedule, Strategy
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from meshwright.cost.estimate import Estimate
+
+
+def estimate(job: Job, plan: Plan, runtime: str = "meshwright") -> Estimate:
+    """Step time, throughput, utilisation, memory and timeline of a plan, as a given framework would run it.
+
+    >>> job = Job(Model.preset("llama3-8b"), Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
+    >>> round(estimate(job, Plan.of({"zero": 3}, job)).peak_memory / 2**30) > 0
+    True
+    """
+    from meshwright.cost.estimate import estimate as price  # numpy only when it is needed
+
+    return price(job, plan, runtime)
+
+
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "cost",
+    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate",
 ]  # fmt: skip

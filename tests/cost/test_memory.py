@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cluster import Cluster
-from meshwright.cost import fits, plan_memory
+from meshwright.cost import fits, plan_memory, runtime
 from meshwright.errors import DoesNotFit
 from meshwright.model import Model, Slice
 from meshwright.plan import Job, Plan
@@ -15,7 +15,7 @@ P = 6_738_415_616  # Llama-7B
 
 def memory(**table: object):  # type: ignore[no-untyped-def]
     base = {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048}
-    return plan_memory(Plan.of({**base, **table}))
+    return plan_memory(Plan.of({**base, **table}), runtime=runtime("megatron"))
 
 
 # Rajbhandari et al. 2020, figure 1: with K bytes of optimizer state, psi parameters and N devices,
@@ -29,6 +29,13 @@ def test_zero_levels(zero: int, parameters: float, gradients: float, optimizer: 
     assert found.parameters == pytest.approx(parameters * P, abs=1)
     assert found.gradients == pytest.approx(gradients * P, abs=1)
     assert found.optimizer == pytest.approx(optimizer * P, abs=1)
+
+
+def test_fsdp_keeps_one_copy_of_sharded_parameters() -> None:
+    """Float32 shards are the master copy and are cast as they are gathered: 4 + 4 + 8 bytes instead of 2 + 4 + 12."""
+    table = {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "zero": 3}
+    (found,) = plan_memory(Plan.of(table), runtime=runtime("fsdp"))
+    assert (found.parameters, found.gradients, found.optimizer) == (4 * P // 64, 4 * P // 64, 8 * P // 64)
 
 
 def test_hybrid_groups_shard_less() -> None:
@@ -181,7 +188,7 @@ def test_offloaded_parameters_are_fetched_to_run() -> None:
     (found,) = memory(zero=0, offload={"parameters": 1.0})
     block = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
     assert found.parameters == 0
-    assert found.working == 2 * block
+    assert found.communication == 2 * block
 
 
 def test_zero_3_on_one_device_gathers_nothing() -> None:
@@ -256,17 +263,18 @@ def test_uneven_virtual_stages_are_weighed_not_counted() -> None:
     assert group.activations == (8 * 7 + 1 * 2) * block
 
 
-def mixtral_working(**changes: object) -> float:
+def mixtral_communication(**changes: object) -> float:
     table = {"model": "mixtral-8x7b", "cluster": "8xh100", "global_batch": 8, "seq_len": 1024, "zero": 3, **changes}
-    return plan_memory(Plan.of(table))[0].working
+    return plan_memory(Plan.of(table))[0].communication
 
 
 def test_experts_are_gathered_where_they_are_sharded() -> None:
     experts, head = 8 * 3 * 4096 * 14336, 32000 * 4096
     # tp 8: one replica of the dense part, eight of the experts, which are gathered (twice) with whole gradients
-    assert mixtral_working(tp=8, dp=1) == (2 * 2 + 4) * experts
+    gathered_input = 1024 * 4096 * 2  # by sequence parallelism
+    assert mixtral_communication(tp=8, dp=1) == (2 * 2 + 4) * experts + gathered_input
     # ep 8: each device holds its own experts; only the dense part is gathered, the largest piece being the head
-    assert mixtral_working(dp=8, ep=8) == (2 * 2 + 4) * head
+    assert mixtral_communication(dp=8, ep=8) == (2 * 2 + 4) * head
 
 
 def test_a_short_host_is_seen_whichever_group_comes_first() -> None:

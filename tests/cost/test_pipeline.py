@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 
-from meshwright.cost import chrome_trace, simulate
+from meshwright.cost import simulate
 from meshwright.errors import InputError
 from meshwright.plan import Schedule, action_table
 from meshwright.plan.schedule import Action
@@ -109,12 +108,3 @@ def test_events_of_a_group_never_overlap_and_keep_their_order() -> None:
 def test_a_table_that_waits_for_ever_is_named() -> None:
     with pytest.raises(InputError, match="never gets past 0B0"):
         simulate((((0, "B", 0), (0, "F", 0)),), lambda action: 1.0)
-
-
-def test_the_trace_opens_in_a_viewer() -> None:
-    """The format's required fields, on one thread per group, and nothing lost."""
-    timeline = simulate(action_table(Schedule(name="1f1b"), 2, 3), lambda action: 0.5)
-    trace = json.loads(json.dumps(chrome_trace(timeline)))
-    assert len(trace) == 2 * 2 * 3
-    assert {event["tid"] for event in trace} == {0, 1}
-    assert all(event["ph"] == "X" and event["dur"] == 0.5e6 for event in trace)

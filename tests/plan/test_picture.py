@@ -44,7 +44,7 @@ def test_memory_bars_are_to_scale() -> None:
     }
     memory = plan_memory(Plan.of(table))[0]
     line = next(row for row in picture(table).splitlines() if "GiB of" in row)
-    filled = sum(line.split()[1].count(letter) for letter in "pgoaw")
+    filled = sum(line.split()[1].count(letter) for letter in "pgoawcfx")
     assert filled == round(40 * memory.total / memory.capacity)
 
 

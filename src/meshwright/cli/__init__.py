@@ -27,6 +27,7 @@ VERBS = {
     "cluster": "meshwright.cli.cluster",
     "check": "meshwright.cli.check",
     "show": "meshwright.cli.show",
+    "estimate": "meshwright.cli.estimate",
     "schema": "meshwright.cli.schema",
     "completion": "meshwright.cli.completion",
 }
@@ -61,6 +62,7 @@ Start here:
   meshwright clusters 8x8xh100          what a cluster is made of
   meshwright show plan.json             a plan as a picture
   meshwright check plan.json            is it valid, and does it fit?
+  meshwright estimate plan.json         how long is a step, and where does the time go?
 
 Every verb has --help, and where it prints facts, --json for programs.
 """

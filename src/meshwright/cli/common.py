@@ -49,14 +49,24 @@ def complete_clusters(_: click.Context, __: click.Parameter, typed: str) -> list
 
 def job_options(verb: F) -> F:
     """The job of a short plan that does not name its own."""
-    count = click.IntRange(min=1)
+    verb = plan_options(verb)
     options = (
         click.option("--model", help="Model of a short plan: preset or config.json.", shell_complete=complete_models),
         click.option("--cluster", help="Its cluster: 8x8xh100 or a .toml file.", shell_complete=complete_clusters),
-        click.option("--batch", type=count, help="Its samples per step."),
-        click.option("--seq", type=count, help="Its tokens per sample."),
-        click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Its precision (default bf16)."),
-        click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Its optimizer (default adamw)."),
+    )
+    for option in reversed(options):
+        verb = option(verb)
+    return verb
+
+
+def plan_options(verb: F) -> F:
+    """What a job is beside its model and its cluster."""
+    count = click.IntRange(min=1)
+    options = (
+        click.option("--batch", type=count, help="Samples per step."),
+        click.option("--seq", type=count, help="Tokens per sample (default: the model's)."),
+        click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Precision (default bf16)."),
+        click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Optimizer (default adamw)."),
     )
     for option in reversed(options):
         verb = option(verb)

@@ -2,36 +2,41 @@
 
 States follow ZeRO (Rajbhandari et al., 2020): level 1 shards the optimizer's, 2 the gradients too, 3 the
 parameters too, over all replicas or over groups of them. Activations are what the schedule keeps in
-flight. Allocator overhead and communication buffers are not in here.
+flight; `transient.py` adds what lives only for a moment. The allocator is a stated model: it reserves
+`Runtime.fragmentation` more than activations and temporaries need at their peak, because blocks of different sizes do
+not fit into each other's places; every process takes `Runtime.context` beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import groupby
 
+from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
+from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
 from meshwright.errors import DoesNotFit
-from meshwright.model import Layer, Slice, precision
+from meshwright.model import Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
 from meshwright.plan.estimate import StageMemory
-from meshwright.plan.spans import layers_of
+from meshwright.plan.spans import alike, layers_of
 from meshwright.units import size
 
+OURS = RUNTIMES["meshwright"]
 
-def plan_memory(plan: Plan, job: Job | None = None) -> list[StageMemory]:
-    """Memory of each device group, pipeline by pipeline.
+
+def plan_memory(plan: Plan, job: Job | None = None, runtime: Runtime = OURS) -> list[StageMemory]:
+    """Memory of each device group, pipeline by pipeline, when a given framework runs the plan.
 
     >>> table = {"model": "llama3-8b", "cluster": "8xh100", "global_batch": 8, "seq_len": 4096, "zero": 3}
     >>> memory = plan_memory(Plan.of(table))[0]
-    >>> memory.parameters == 2 * 8030261248 // 8, memory.short_by
+    >>> memory.parameters == 4 * 8030261248 // 8, memory.short_by  # float32, cast when they are gathered
     (True, 0)
     """
     job = job or plan.resolve()
     found = []
     for pipeline in plan.pipelines:
         groups = len(pipeline.stages) // pipeline.schedule.virtual
-        found += [_fullest_device(job, pipeline, group, groups) for group in range(groups)]
+        found += [_fullest_device(job, pipeline, group, groups, runtime) for group in range(groups)]
     return found
 
 
@@ -43,7 +48,7 @@ def fits(memory: list[StageMemory]) -> None:
         problem = f"does not fit: devices {worst.devices} offload {needs}, short by {size(worst.host_short_by)} each"
         raise DoesNotFit(problem, short_by_bytes=worst.host_short_by)
     if worst.short_by:
-        names = ("parameters", "gradients", "optimizer", "activations", "swapped_in", "working")
+        names = ("parameters", "gradients", "optimizer", "activations", "swapped_in", "working", "communication")
         largest = max(names, key=lambda name: int(getattr(worst, name)))
         problem = (
             f"does not fit: devices {worst.devices} need {size(worst.total)} of {size(worst.capacity)}, "
@@ -69,15 +74,15 @@ class Bytes:
         return Bytes(*(getattr(self, f.name) * factor for f in fields(self)))
 
 
-def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int) -> StageMemory:
+def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int, runtime: Runtime) -> StageMemory:
     """Replicas may take different shares on different devices: the one that is fullest for its size."""
     mine = _stages_of(pipeline, group)
-    sorts = list(_sorts_of_devices(job, [pipeline.stages[s] for s in mine]))
-    rows = [_device_memory(job, pipeline, group, groups, where, position) for where, position in sorts]
+    sorts = list(sorts_of_devices(job, [pipeline.stages[s] for s in mine]))
+    rows = [_device_memory(job, pipeline, group, groups, where, position, runtime) for where, position in sorts]
     return max(rows, key=lambda row: max(row.total / row.capacity, row.host / max(row.host_capacity, 1)))
 
 
-def _sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]:
+def sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]:
     """(group of the cluster, position in the stage) of one device of every sort: what it is, which shares it takes."""
     spans = [span for stage in stages for span in stage.spans]
     uneven = any(span.shares for span in spans)
@@ -111,7 +116,9 @@ def _copies(job: Job, pipeline: Pipeline, stages: list[int], held: set[str]) -> 
     return set(first.values())
 
 
-def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int) -> StageMemory:
+def _device_memory(
+    job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int, runtime: Runtime
+) -> StageMemory:
     """All stages of one device group on one of its devices: states, and activations of what is in flight."""
     mine = _stages_of(pipeline, group)
     held = _names_held(job, pipeline, mine)
@@ -120,42 +127,68 @@ def _device_memory(job: Job, pipeline: Pipeline, group: int, groups: int, where:
     def share(span: Span) -> int:
         return span.share(pipeline.samples, span.replica(position))
 
-    states, working = Bytes(), 0.0
-    for span in (span for s in mine for span in pipeline.stages[s].spans):
-        cut = span.cut(share(span), job.seq_len, job.precision)
-        states += _states(job, span, cut, copies)
-        working = max(working, _working(job, span, cut))
-    each = [_activations(job, pipeline, s, held, share) for s in mine]
+    spans = [span for s in mine for span in pipeline.stages[s].spans]
+    cuts = [cut_of(span, share(span), job, runtime) for span in spans]
+    states, moment = Bytes(), Transient()
+    for span, cut in zip(spans, cuts, strict=True):
+        states += _states(job, span, cut, copies, runtime)
+        moment = moment.fuller(transient(job, span, cut, runtime))
+    working = moment.working + weight_gradient_buffers(job, spans, cuts, runtime)
+    communication = moment.communication + _receive_buffers(job, pipeline, mine, runtime)
+    each = [_activations(job, pipeline, s, held, share, runtime) for s in mine]
     mixes = [
         sum((one * count for one, count in zip(each, mix, strict=True)), Bytes())
         for mix in in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
     ]
     activations, on_host = max(mix.activations for mix in mixes), max(mix.host for mix in mixes)
     home, stage = job.cluster.groups[where], pipeline.stages[mine[0]]
+    loose = activations + working + communication
     return StageMemory(
         devices=stage.devices, capacity=home.device.memory, parameters=round(states.parameters),
         gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(activations),
-        swapped_in=round(_parked_here(job, pipeline, set(mine), groups)), working=round(working),
+        swapped_in=round(_parked_here(job, pipeline, set(mine), groups, runtime)), working=round(working),
+        communication=round(communication), fragmentation=round(runtime.fragmentation * loose),
+        context=0 if home.device.vendor == "cpu" else round(runtime.context),
         host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
 
 
-def _states(job: Job, span: Span, cut: Slice, copies: set[str]) -> Bytes:
+def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Runtime) -> float:
+    """What a stage receives from the one before it, and the gradients from the one after, once per micro-batch."""
+    if not runtime.receive_buffers or len(pipeline.stages) == 1:
+        return 0.0
+    total = 0.0
+    for s in mine:
+        span = pipeline.stages[s].spans[0]
+        layers = layers_of(job.model, span.layers)
+        cut = cut_of(span, pipeline.samples // span.dp, job, runtime)
+        total += float(layers[0].input_bytes(cut)) if s else 0.0
+        total += float(layers[-1].output_bytes(cut)) if s + 1 < len(pipeline.stages) else 0.0
+    return total * pipeline.micro_batches
+
+
+def _states(job: Job, span: Span, cut: Slice, copies: set[str], runtime: Runtime) -> Bytes:
     """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
     p, extra = precision(job.precision), OPTIMIZERS[job.optimizer]
     dense = experts = frozen = 0
-    for layer in layers_of(job.model, span.layers):
-        copied = layer.name in copies
+    layers = layers_of(job.model, span.layers)
+    bring = [layer for layer in layers if layer.name in copies]
+    for layer, number in alike(layer for layer in layers if layer.name not in copies):
         own_experts = layer.expert_parameters_on(cut)
-        experts += own_experts
-        frozen += layer.frozen_parameters_on(cut, with_tied=copied)
-        dense += layer.parameters_on(cut, with_tied=copied) - own_experts
+        experts += number * own_experts
+        frozen += number * layer.frozen_parameters_on(cut)
+        dense += number * (layer.parameters_on(cut) - own_experts)
+    frozen += sum(layer.frozen_parameters_on(cut, with_tied=True) for layer in bring)
+    dense += sum(layer.parameters_on(cut, with_tied=True) for layer in bring)
     total = Bytes()
     for count, still, replicas in ((dense, frozen, span.replicas), (experts, 0, span.expert_replicas)):
         shards = span.shards(replicas)
-        parameters = count * p.parameter / (shards if span.zero >= 3 else 1)
-        gradients = (count - still) * p.gradient / (shards if span.zero >= 2 else 1)
-        optimizer = (count - still) * (p.master + extra) / (shards if span.zero >= 1 else 1)
+        one_copy = runtime.one_copy_of_parameters and span.zero == 3 and shards > 1 and p.master > 0
+        size, master = (p.master, 0.0) if one_copy else (p.parameter, p.master)
+        parameters = count * size / (shards if span.zero >= 3 else 1)
+        gradients = (count - still) * min(p.gradient, runtime.accumulate_bytes) / (shards if span.zero >= 2 else 1)
+        states = master + extra + runtime.optimizer_temporary
+        optimizer = (count - still) * states / (shards if span.zero >= 1 else 1)
         away = span.offload
         total += Bytes(
             parameters * (1 - away.parameters), gradients, optimizer * (1 - away.optimizer),
@@ -167,27 +200,29 @@ def _states(job: Job, span: Span, cut: Slice, copies: set[str]) -> Bytes:
 def _kept(job: Job, span: Span, cut: Slice) -> float:
     """Activation bytes one micro-batch leaves on a device, before any of it is moved away."""
     layers = layers_of(job.model, span.layers)
-    kept = sum(layer.kept_bytes(cut, span.recompute) for layer in layers)
+    kept = sum(count * float(layer.kept_bytes(cut, span.recompute)) for layer, count in alike(layers))
     if span.recompute == "full" and not layers[0].opens_block:
         kept += layers[0].input_bytes(cut)  # a span that begins inside a block keeps what it received
     return kept
 
 
-def _activations(job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float]) -> Bytes:
+def _activations(
+    job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float], runtime: Runtime
+) -> Bytes:
     """What one micro-batch leaves on the device and on the host; swapped parts are with another stage."""
     total = Bytes()
-    for span, kept in _kept_by_span(job, pipeline, stage, held, share):
+    for span, kept in _kept_by_span(job, pipeline, stage, held, share, runtime):
         total += Bytes(activations=kept * span.activations_here, host=kept * span.offload.activations)
     return total
 
 
 def _kept_by_span(
-    job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float]
+    job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float], runtime: Runtime
 ) -> Iterator[tuple[Span, float]]:
     """What each span keeps; what came from an encoder elsewhere once per stage, in the first span that reads it."""
     read = set(held)
     for span in pipeline.stages[stage].spans:
-        cut = span.cut(1, job.seq_len, job.precision)  # bytes are linear in samples
+        cut = cut_of(span, 1, job, runtime)  # bytes are linear in samples
         kept = _kept(job, span, cut)
         readers = [layer for layer in layers_of(job.model, span.layers) if layer.reads and layer.reads not in read]
         if readers:
@@ -196,8 +231,10 @@ def _kept_by_span(
         yield span, kept * share(span)
 
 
-def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int) -> float:
+def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int, runtime: Runtime) -> float:
     """Bytes that the spans of other groups swap to a device of this one, spread over all its devices."""
+    if not any(span.swap for stage in pipeline.stages for span in stage.spans):
+        return 0.0
     parked = 0.0
     here = len(pipeline.stages[min(mine)].ranks)
     for group in range(groups):
@@ -205,7 +242,7 @@ def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int) -> f
         held = _names_held(job, pipeline, senders)
         sent = []
         for s in senders:
-            parts = _kept_by_span(job, pipeline, s, held, lambda span: pipeline.samples / span.dp)
+            parts = _kept_by_span(job, pipeline, s, held, lambda span: pipeline.samples / span.dp, runtime)
             amounts = [
                 kept * span.swap.activations * span.devices
                 for span, kept in parts
@@ -216,27 +253,3 @@ def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int) -> f
             mixes = in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
             parked += max(sum(a * n for a, n in zip(sent, mix, strict=True)) for mix in mixes) / here
     return parked
-
-
-def _working(job: Job, span: Span, cut: Slice) -> float:
-    """The largest block while it runs: activations that were dropped or moved away, weights that are fetched from
-    elsewhere (the running block's and the next one's), and whole gradients before they are sharded."""
-    p = precision(job.precision)
-    largest = 0.0
-    for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
-        block: list[Layer] = list(layers)
-        again = sum(
-            layer.kept_bytes(cut, "none") - span.activations_here * layer.kept_bytes(cut, span.recompute)
-            for layer in block
-        )
-        experts = sum(layer.expert_parameters_on(cut) for layer in block)
-        dense = sum(layer.parameters_on(cut, with_tied=True) for layer in block) - experts
-        extra = 0.0
-        for count, replicas in ((dense, span.replicas), (experts, span.expert_replicas)):
-            sharded = span.shards(replicas) > 1
-            if span.offload.parameters or (span.zero == 3 and sharded):
-                extra += 2 * count * p.parameter
-            if span.zero >= 2 and sharded:
-                extra += count * p.gradient
-        largest = max(largest, max(again, 0.0) + extra)
-    return largest

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.errors import InputError
 from meshwright.plan.actions import ActionTable
@@ -18,8 +20,7 @@ Duration = Callable[[Action], float]
 Transfer = Callable[[int, int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One action of one device group, in seconds from the start of the step."""
 
     group: int
@@ -40,7 +41,15 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """From the first action to the last."""
-        return max(event.end for event in self.events)
+        return max(self.ends)
+
+    @cached_property
+    def ends(self) -> tuple[float, ...]:
+        """When each group has done its last action."""
+        found = [0.0] * self.groups
+        for event in self.events:
+            found[event.group] = max(found[event.group], event.end)
+        return tuple(found)
 
     def busy(self, group: int) -> float:
         return sum(event.end - event.start for event in self.events if event.group == group)
@@ -59,69 +68,57 @@ def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda
     >>> simulate(table, lambda action: 1.0 if action[1] == "F" else 2.0).seconds  # (8 + 4 - 1) x (1 + 2)
     33.0
     """
-    done = _Done(table, transfer)
     clock, position = [0.0] * len(table), [0] * len(table)
     events: list[list[Event]] = [[] for _ in table]
+    ready, finish = _results(table, transfer)
     moved = True
     while moved:
         moved = False
         for group, row in enumerate(table):
-            while position[group] < len(row) and (earliest := done.ready(row[position[group]])) is not None:
-                action = row[position[group]]
-                start = max(clock[group], earliest)
-                clock[group] = done.ends[action] = start + duration(action)
-                events[group].append(Event(group, *action, start, clock[group]))
-                position[group] += 1
-                moved = True
+            at, now = position[group], clock[group]
+            while at < len(row) and (earliest := ready(row[at])) >= 0:
+                action = row[at]
+                start = now if now > earliest else earliest
+                now = start + duration(action)
+                finish(action, now)
+                events[group].append(Event(group, *action, start, now))
+                at += 1
+            moved = moved or at > position[group]
+            position[group], clock[group] = at, now
     waiting = [row[at] for row, at in zip(table, position, strict=True) if at < len(row)]
     if waiting:
         raise InputError(f"the table never gets past {''.join(map(str, waiting[0]))}: it waits for what comes later")
     return Timeline(tuple(event for row in events for event in row), len(table))
 
 
-class _Done:
-    """What has run, and from when its results can be used."""
+def _results(
+    table: ActionTable, transfer: Transfer
+) -> tuple[Callable[[Action], float], Callable[[Action, float], None]]:
+    """(the earliest start that an action's inputs allow, or -1 while one is missing; how to note its end)."""
+    home = {action[0]: group for group, row in enumerate(table) for action in row}
+    last, count = max(home), 1 + max(action[2] for row in table for action in row)
+    hop = {(a, b): transfer(a, b) if home[a] != home[b] else 0.0 for a in home for b in (a - 1, a, a + 1) if b in home}
+    forwards = [[-1.0] * count for _ in range(last + 1)]
+    backwards = [[-1.0] * count for _ in range(last + 1)]  # whole backwards, or their first halves
 
-    def __init__(self, table: ActionTable, transfer: Transfer) -> None:
-        self.ends: dict[Action, float] = {}
-        self._home = {action[0]: group for group, row in enumerate(table) for action in row}
-        self._last = max(self._home)
-        self._transfer = transfer
-
-    def arrival(self, source: Action, stage: int) -> float | None:
-        """When the result of an action reaches a stage; None while it has not run."""
-        if source not in self.ends:
-            return None
-        apart = self._home[source[0]] != self._home[stage]
-        return self.ends[source] + (self._transfer(source[0], stage) if apart else 0.0)
-
-    def ready(self, action: Action) -> float | None:
-        """The earliest start that its inputs allow; None while one is missing."""
+    def ready(action: Action) -> float:
         stage, kind, m = action
         if kind == "F":
-            return 0.0 if stage == 0 else self.arrival((stage - 1, "F", m), stage)
+            before = 0.0 if stage == 0 else forwards[stage - 1][m]
+            return before if stage == 0 or before < 0 else before + hop[stage - 1, stage]
         if kind == "W":
-            return self.arrival((stage, "I", m), stage)
-        own = self.arrival((stage, "F", m), stage)
-        if own is None or stage == self._last:
+            return backwards[stage][m]
+        own = forwards[stage][m]
+        if own < 0 or stage == last:
             return own
-        after = [t for half in ("B", "I") if (t := self.arrival((stage + 1, half, m), stage)) is not None]
-        return max(own, after[0]) if after else None
+        after = backwards[stage + 1][m]
+        return after if after < 0 else max(own, after + hop[stage + 1, stage])
 
+    def finish(action: Action, end: float) -> None:
+        stage, kind, m = action
+        if kind == "F":
+            forwards[stage][m] = end
+        elif kind != "W":
+            backwards[stage][m] = end
 
-def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:
-    """The timeline in the format of Chrome's and Perfetto's trace viewers; times in microseconds."""
-    names = {"F": "forward", "B": "backward", "I": "backward (inputs)", "W": "backward (weights)"}
-    return [
-        {
-            "name": f"{names[event.kind]} {event.micro_batch}",
-            "cat": names[event.kind],
-            "ph": "X",
-            "pid": 0,
-            "tid": event.group,
-            "ts": event.start * 1e6,
-            "dur": (event.end - event.start) * 1e6,
-            "args": {"stage": event.stage, "micro_batch": event.micro_batch},
-        }
-        for event in timeline.events
-    ]
+    return ready, finish

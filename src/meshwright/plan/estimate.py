@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from meshwright.tables import Table
 
+# What fills a device's memory, with a letter and a colour for pictures. Dark enough for white letters, and apart for
+# colour-blind readers.
+MEMORY_PARTS = (
+    ("parameters", "p", "#3b6ea8"),
+    ("gradients", "g", "#2a8b8b"),
+    ("optimizer", "o", "#3a7d44"),
+    ("activations", "a", "#c4622d"),
+    ("swapped_in", "s", "#7d7a2c"),
+    ("working", "w", "#8e4585"),
+    ("communication", "c", "#a83b3b"),
+    ("fragmentation", "f", "#6b6b6b"),
+    ("context", "x", "#4a5260"),
+)
+
 
 class StageMemory(Table, frozen=True, kw_only=True):
     """Bytes on the fullest device of one device group, by what they hold."""
@@ -15,15 +29,28 @@ class StageMemory(Table, frozen=True, kw_only=True):
     optimizer: int
     activations: int
     swapped_in: int  # activations that other stages park here
-    working: int  # one block while it runs: gathered or fetched weights, recomputed activations
+    working: int  # the fullest moment of a block: recomputed activations, gradients of activations, the loss
+    communication: int  # gathered weights and inputs, gradients before they are sharded
+    fragmentation: int  # what the allocator reserves and cannot use
+    context: int  # the driver, kernels and communicators of a process
     host: int  # what is offloaded, in the node's memory
     host_capacity: int  # the device's part of the node's memory
 
     @property
     def total(self) -> int:
-        """Bytes on the device."""
-        on_device = (self.parameters, self.gradients, self.optimizer, self.activations, self.swapped_in, self.working)
-        return sum(on_device)
+        """Bytes taken on the device, as a driver's tool shows them."""
+        return self.reserved + self.context
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of tensors, as torch.cuda.max_memory_allocated counts them."""
+        states = self.parameters + self.gradients + self.optimizer
+        return states + self.activations + self.swapped_in + self.working + self.communication
+
+    @property
+    def reserved(self) -> int:
+        """Bytes the allocator holds, as torch.cuda.max_memory_reserved counts them."""
+        return self.allocated + self.fragmentation
 
     @property
     def short_by(self) -> int:

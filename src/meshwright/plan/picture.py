@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from meshwright.plan.document import Pipeline, Plan
-from meshwright.plan.estimate import StageMemory
+from meshwright.plan.estimate import MEMORY_PARTS, StageMemory
 from meshwright.plan.job import Job
 from meshwright.plan.schedule import group_of_stage
 from meshwright.plan.spans import layer_range
@@ -19,14 +19,6 @@ from meshwright.units import size
 
 # Dark enough for white letters, and apart for colour-blind readers; the letters say the same without colour.
 _COLOURS = ("#3b6ea8", "#c4622d", "#3a7d44", "#8e4585", "#2a8b8b", "#7d7a2c", "#a83b3b", "#6b6b6b")
-_MEMORY = (
-    ("parameters", "p", "#3b6ea8"),
-    ("gradients", "g", "#2a8b8b"),
-    ("optimizer", "o", "#3a7d44"),
-    ("activations", "a", "#c4622d"),
-    ("swapped_in", "s", "#7d7a2c"),
-    ("working", "w", "#8e4585"),
-)
 _BAR = 40
 
 
@@ -38,7 +30,7 @@ def draw(plan: Plan, job: Job, memory: Sequence[StageMemory], width: int = 100) 
     for number, pipeline in enumerate(plan.pipelines):
         groups = len(pipeline.stages) // pipeline.schedule.virtual
         parts += [_heading(pipeline, number, len(plan.pipelines)), _map(pipeline, job, letters, groups, width), Text()]
-        parts += [_memory(memory[place : place + groups], width), Text()]
+        parts += [draw_memory(memory[place : place + groups], width), Text()]
         place += groups
     parts.append(_legend(letters))
     return Group(*parts)
@@ -124,7 +116,7 @@ def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, wid
     return table
 
 
-def _memory(memory: Sequence[StageMemory], width: int) -> RichTable:
+def draw_memory(memory: Sequence[StageMemory], width: int) -> RichTable:
     """A bar per device group, full width = the device's memory; what does not fit is said."""
     labels = [_label(row) for row in memory]
     names = max(len("devices"), *(len(row.devices) for row in memory))
@@ -149,12 +141,12 @@ def _label(row: StageMemory) -> Text:
 def _bar(row: StageMemory, length: int) -> Text:
     """Cells in proportion; what is there at all gets one, at the cost of the largest."""
     scale = length / max(row.capacity, row.total)
-    parts = {name: getattr(row, name) for name, _, _ in _MEMORY}
+    parts = {name: getattr(row, name) for name, _, _ in MEMORY_PARTS}
     cells = {name: max(round(part * scale), 1) if part else 0 for name, part in parts.items()}
     excess = sum(cells.values()) - min(max(round(row.total * scale), sum(map(bool, parts.values()))), length)
     cells[max(cells, key=lambda name: cells[name])] -= excess
     bar = Text()
-    for name, letter, colour in _MEMORY:
+    for name, letter, colour in MEMORY_PARTS:
         bar.append(letter * cells[name], style=f"white on {colour}")
     return bar.append("·" * (length - sum(cells.values())), style="dim")
 
@@ -164,7 +156,13 @@ def _legend(letters: dict[str, str]) -> Text:
     for text, letter in letters.items():
         legend.append(f" {letter} ", style=f"white on {_colour(letters, text)}")
         legend.append(f" {text}\n")
-    for name, letter, colour in _MEMORY:
+    return legend.append_text(legend_of_memory())
+
+
+def legend_of_memory() -> Text:
+    """What the letters of the memory bars stand for."""
+    legend = Text()
+    for name, letter, colour in MEMORY_PARTS:
         legend.append(f" {letter} ", style=f"white on {colour}")
         legend.append(f" {name.replace('_', ' ')}  ")
     return legend

@@ -1,0 +1,113 @@
+"""meshwright estimate MODEL CLUSTER --plan PLAN"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.cli.common import (
+    as_json,
+    complete_clusters,
+    complete_models,
+    console,
+    load_plan,
+    notes_on,
+    plan_options,
+    print_json,
+)  # fmt: skip
+from meshwright.cost import RUNTIMES, fits
+from meshwright.errors import InputError
+from meshwright.files import write_text
+from meshwright.units import count, size
+
+if TYPE_CHECKING:
+    from meshwright.cost.estimate import Estimate
+
+EPILOG = """
+\b
+Examples:
+  meshwright estimate llama3-70b 64x8xh100 --batch 1024 --seq 4096 \\
+      --plan "tp=8,pp=4,dp=16,micro_batch=1,zero=1,recompute=selective"
+  meshwright estimate plan.json --html plan.html      a page with the timeline and memory bars
+  meshwright estimate plan.json --timeline step.json  for chrome://tracing or ui.perfetto.dev
+  meshwright estimate plan.json --runtime megatron    as another framework would run it
+\b
+Times are predictions: docs/measurements.md says how far they were off on published runs.
+Exit codes: 0 it fits, 1 it does not fit into memory, 2 bad input.
+"""
+
+
+@click.command("estimate", epilog=EPILOG)
+@click.argument("what", metavar="MODEL|PLAN", shell_complete=complete_models)
+@click.argument("cluster", required=False, shell_complete=complete_clusters)
+@click.option("--plan", "short", help="How to train it: tp=8,pp=4,zero=1, or a file.")
+@plan_options
+@click.option("--runtime", type=click.Choice(list(RUNTIMES)), default="meshwright", help="The framework that runs it.")
+@click.option("--timeline", type=click.Path(), help="Write the step as a Chrome/Perfetto trace.")
+@click.option("--html", type=click.Path(), help="Write a page with the timeline and memory bars.")
+@as_json
+def command(
+    what: str, cluster: str | None, short: str | None, runtime: str, timeline: str | None, html: str | None,
+    json_: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Predict step time, throughput and memory of any plan, and where the time goes.
+
+    Name a MODEL and a CLUSTER and say how with --plan, or give the file of a PLAN that names its own.
+    """
+    if cluster is None:
+        if short is not None:
+            raise InputError("is needed beside --plan", field="CLUSTER", valid="8x8xh100, or a .toml file")
+        document, job = load_plan(what, options)
+    else:
+        if short is None:
+            raise InputError("is needed beside MODEL and CLUSTER", field="--plan", valid="such as tp=8,pp=4,zero=1")
+        document, job = load_plan(short, {"model": what, "cluster": cluster, **options})
+    from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
+
+    found = estimate(job, document, runtime)
+    if timeline:
+        from meshwright.cost.trace import chrome_trace
+
+        write_text(timeline, json.dumps(chrome_trace(found)))
+    if html:
+        from meshwright.cost.page import page
+
+        write_text(html, page(found))
+    if json_:
+        print_json(found.to_table() | {"notes": notes_on(document, job)})
+        raise click.exceptions.Exit(0 if found.fits else 1)
+    _print(found)
+    for path, text in ((timeline, "timeline"), (html, "page")):
+        if path:
+            click.echo(f"{text}: {path}")
+    for note in notes_on(document, job):
+        click.echo(f"note: {note}")
+    fits(list(found.memory))
+
+
+def _print(found: Estimate) -> None:
+    from rich.table import Table
+
+    from meshwright.plan.picture import draw_memory, legend_of_memory
+
+    out = console()
+    click.echo(f"{found.job.model.name} on {found.job.cluster.name}, {found.runtime.title}")
+    click.echo(
+        f"step {found.step_seconds:.3g} s   {found.tokens_per_second_per_device:,.0f} tokens/s/device   "
+        f"MFU {found.mfu:.1%}   HFU {found.hfu:.1%}   {count(found.job.tokens_per_step)} tokens/step"
+    )
+    click.echo()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("where the time goes")
+    for heading in ("seconds", "part", "hidden beside it"):
+        table.add_column(heading, justify="right")
+    for name, seconds in sorted(found.breakdown.items(), key=lambda item: -item[1]):
+        under = found.hidden.get(name, 0.0)
+        shown = {"pipeline": "pipeline bubble"}.get(name, name)
+        table.add_row(shown, f"{seconds:.4g}", f"{seconds / found.step_seconds:.1%}", f"{under:.4g}" if under else "")
+    out.print(table)
+    out.print(draw_memory(found.memory, out.width))
+    out.print(legend_of_memory())
+    out.print(f"peak {size(found.peak_memory)} on one device")

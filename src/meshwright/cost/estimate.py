@@ -1,0 +1,141 @@
+"""`estimate(job, plan)`: step time, throughput, utilisation, memory and the timeline of any plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from meshwright.cost.compute import peak_flops
+from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.memory import plan_memory
+from meshwright.cost.pipeline import Event
+from meshwright.cost.runtime import Runtime, runtime
+from meshwright.cost.step import PipelineTime, between_pipelines, pipeline_time
+from meshwright.model import Slice
+from meshwright.plan import Job, Plan
+from meshwright.plan.estimate import StageMemory
+from meshwright.plan.spans import alike, layers_of
+
+CONVENTION = (
+    "a multiply-add is two FLOPs; the backward pass counts twice the forward; causal masks count only the pairs they let "
+    "through; MFU counts the model's own FLOPs, HFU what is repeated too; both over the dense peak of the precision that "
+    "the matrix products run in"
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one step of a plan takes, and where the time goes.
+
+    >>> import meshwright as mw
+    >>> job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
+    >>> found = mw.estimate(job, mw.Plan.of({"zero": 3, "recompute": "selective"}, job))
+    >>> 2 < found.step_seconds < 8 and 0.3 < found.mfu < 0.7
+    True
+    """
+
+    job: Job
+    plan: Plan
+    runtime: Runtime
+    step_seconds: float
+    mfu: float
+    hfu: float
+    memory: tuple[StageMemory, ...]
+    pipelines: tuple[PipelineTime, ...]
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        return self.job.tokens_per_step / self.step_seconds / self.plan.devices
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes on the fullest device."""
+        return max(row.total for row in self.memory)
+
+    @property
+    def fits(self) -> bool:
+        return not any(row.short_by or row.host_short_by for row in self.memory)
+
+    @cached_property
+    def breakdown(self) -> dict[str, float]:
+        """Seconds of the step by what they are spent on, a mean over device groups; they add up to the step."""
+        slowest = max(self.pipelines, key=lambda p: p.seconds)
+        return slowest.breakdown | {"between pipelines": rest} if (rest := self._between) > 0 else slowest.breakdown
+
+    @property
+    def _between(self) -> float:
+        return self.step_seconds - max(p.seconds for p in self.pipelines)
+
+    @cached_property
+    def hidden(self) -> dict[str, float]:
+        """Seconds of communication per step that run under computation, a mean over device groups."""
+        return max(self.pipelines, key=lambda p: p.seconds).hidden
+
+    def to_table(self) -> dict[str, Any]:
+        """Everything but the timeline, as JSON knows it."""
+        return {
+            "model": self.job.model.name,
+            "cluster": self.job.cluster.name,
+            "runtime": self.runtime.name,
+            "devices": self.plan.devices,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_device": self.tokens_per_second_per_device,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "flops_convention": CONVENTION,
+            "fits": self.fits,
+            "peak_memory_bytes": self.peak_memory,
+            "seconds": self.breakdown,
+            "hidden_seconds": self.hidden,
+            "memory": [msgspec.structs.asdict(row) | {"total": row.total} for row in self.memory],
+        }
+
+    def events(self, pipeline: int = 0) -> tuple[Event, ...]:
+        """The actions of every device group of a pipeline, in seconds from the start of the step."""
+        return self.pipelines[pipeline].timeline.events
+
+
+def estimate(
+    job: Job, plan: Plan, runtime_name: str | Runtime = "meshwright", constants: Constants = DEFAULT
+) -> Estimate:
+    """Price a plan, whether a search found it or a person wrote it, as a given framework would run it."""
+    framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
+    pipelines = tuple(pipeline_time(job, pipeline, framework, constants) for pipeline in plan.pipelines)
+    seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
+    model_flops = 3 * _forward_flops(job) * job.global_batch
+    peak = _peak(job, plan) * seconds
+    return Estimate(
+        job, plan, framework, seconds, model_flops / peak, (model_flops + _repeated_flops(job, plan)) / peak,
+        tuple(plan_memory(plan, job, framework)), pipelines,
+    )  # fmt: skip
+
+
+def _peak(job: Job, plan: Plan) -> float:
+    """FLOP/s of all devices in use, by the datasheets."""
+    peaks = [peak_flops(group.device, job.precision) for group in job.cluster.groups]
+    if len(peaks) == 1:
+        return plan.devices * peaks[0]
+    ranks = {rank for p in plan.pipelines for stage in p.stages for rank in stage.ranks}
+    return sum(peaks[job.cluster.group_index(rank)] for rank in ranks)
+
+
+def _forward_flops(job: Job) -> float:
+    """Of one sample, wherever it runs."""
+    whole = Slice(1, job.seq_len, job.precision)
+    return float(sum(count * layer.forward_flops(whole) for layer, count in alike(job.model.layers)))
+
+
+def _repeated_flops(job: Job, plan: Plan) -> float:
+    """FLOPs of the step that recomputation adds."""
+    whole = Slice(1, job.seq_len, job.precision)
+    total = 0.0
+    for pipeline in plan.pipelines:
+        for span in (span for stage in pipeline.stages for span in stage.spans):
+            for layer, count in alike(layers_of(job.model, span.layers)):
+                again = layer.recomputed_ops(span.recompute)
+                flops = sum(op.forward_flops(whole, layer.length(job.seq_len)) for op in layer.ops if op.name in again)
+                total += float(flops) * count * pipeline.batch
+    return total

@@ -1,0 +1,279 @@
+"""Time of one layer under one strategy, or under thousands at once.
+
+Computation is a sum over operators; communication is listed by the axis that causes it. Degrees in the `Slice` may be
+numpy arrays, with one entry for each candidate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
+from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, product_seconds
+from meshwright.cost.runtime import Runtime
+from meshwright.model import Layer, Slice
+from meshwright.model.layer import Op, Recompute
+from meshwright.model.precision import precision
+
+Array = Any
+# Bytes moved per score of an unfused attention beside its two products: scale-mask-softmax, dropout and its mask.
+_SCORE_BYTES = (8.0, 11.0)  # forward, backward
+_BACKWARD_MOVES = 1.5  # a memory-bound operator reads its input and the gradient, and writes a gradient
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds a device computes in one layer, by pass, and how many kernels that takes."""
+
+    forward: Array = 0.0
+    input_gradient: Array = 0.0  # all of the backward pass that the layer before waits for
+    weight_gradient: Array = 0.0
+    recompute: Array = 0.0  # part of the forward pass that the backward pass repeats
+    kernels: Array = 0.0  # of the forward pass
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.forward + other.forward, self.input_gradient + other.input_gradient,
+            self.weight_gradient + other.weight_gradient, self.recompute + other.recompute, self.kernels + other.kernels,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Seconds of communication along one axis, forward and backward, and how much of it delays the device."""
+
+    forward: Array = 0.0
+    backward: Array = 0.0
+    forward_exposed: Array = 0.0
+    backward_exposed: Array = 0.0
+    repeated: Array = 0.0  # exposed again when the forward pass is recomputed
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How far apart the members of each axis are, in devices: 1 = side by side."""
+
+    tp: Array = 1
+    ulysses: Array = 1
+    ring: Array = 1
+    ep: Array = 1
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer, one micro-batch, one device."""
+
+    work: Work
+    transfers: dict[str, Transfer] = field(default_factory=dict)
+
+    @property
+    def forward(self) -> Array:
+        return self.work.forward + sum(t.forward_exposed for t in self.transfers.values())
+
+    @property
+    def backward(self) -> Array:
+        work = self.work.input_gradient + self.work.weight_gradient + self.work.recompute
+        return work + sum(t.backward_exposed + t.repeated for t in self.transfers.values())
+
+
+def layer_time(
+    layer: Layer, cut: Slice, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement,
+    recompute: Recompute = "none",
+) -> LayerTime:  # fmt: skip
+    """Computation and communication of one layer for one micro-batch on one device."""
+    length = layer.length(cut.seq_len)
+    fused = runtime.attention != "unfused"
+    again = layer.recomputed_ops(recompute, fused_attention=fused)
+    total = Work()
+    for op in layer.ops:
+        work = _op_work(op, layer, cut, length, chip, runtime)
+        if op.name in again or (op.kind == "stream" and recompute == "full"):
+            work = Work(work.forward, work.input_gradient, work.weight_gradient, work.forward, work.kernels)
+        total += work
+    repeats = recompute == "full"
+    transfers = {
+        "tp": _tensor_parallel(layer, cut, length, fabric, runtime, place, total, repeats=repeats),
+        "ring": _ring(layer, cut, length, chip, fabric, place, repeats=repeats),
+        "ulysses": _ulysses(layer, cut, length, fabric, place, repeats=repeats),
+        "ep": _experts(layer, cut, fabric, runtime, place, repeats=repeats),
+    }
+    found = {axis: t for axis, t in transfers.items() if t is not None}
+    collectives = sum(
+        runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found
+    )  # the host issues these too
+    return LayerTime(total + Work(kernels=collectives), found)
+
+
+def _op_work(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
+    if op.kind == "matmul":
+        return _product(op, cut, length, chip, runtime)
+    if op.kind == "attention":
+        return _attention(op, layer, cut, length, chip, runtime)
+    if op.kind == "traced":
+        return _traced(op, cut, length, chip)
+    if not op.moves:
+        return Work()
+    return _memory_bound(op, cut, length, chip, runtime)
+
+
+def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
+    """Forward x W, then the gradients of x and of W: three products of the same FLOPs in different shapes."""
+    m = cut.tokens(op.scope, length) * op.rows
+    k: Array = op.k
+    n: Array = op.n
+    groups: Array = 1
+    if op.cut == "expert":
+        experts = op.weights[0].experts
+        groups = np.maximum(experts / cut.ep, 1)
+        m, n = cut.tokens("routed", length) * op.rows / groups, op.n / cut.etp
+    elif op.cut == "column":
+        m, n = cut.tokens("whole", length), op.n / cut.tp * op.padding(cut)
+    elif op.cut == "row":
+        m, k = cut.tokens("whole", length), op.k / cut.tp * op.padding(cut)
+    low = chip.low and op.name not in {"logits", "router", "shared_gate"}
+    forward = product_seconds(chip, m, k, n, low=low, groups=groups)
+    by_input = product_seconds(chip, m, n, k, low=low, groups=groups)
+    # Weight gradients are added to those of earlier micro-batches.
+    by_weight = product_seconds(chip, k, m, n, low=low, groups=groups, added_to=runtime.accumulate_bytes)
+    if low:  # operands are read in 16 bits and written in 8, once as they are and once transposed
+        forward = forward + (0.0 if op.shares_input else memory_seconds(chip, 4.0 * m * k * groups))
+        by_input = by_input + memory_seconds(chip, 4.0 * m * n * groups)
+    return Work(forward, by_input, by_weight, kernels=1 + low)
+
+
+def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
+    flops = op.forward_flops(cut, length)
+    heads = max(layer.heads, 1)
+    head_dim = op.flops_per_pair / 4 / heads
+    if runtime.attention == "unfused":
+        scores = float(length) * length * heads  # of one sample, the masked half included
+        here = scores * cut.micro_batch / (cut.tp * cut.ulysses * cut.ring)
+        batch = cut.micro_batch * heads / (cut.tp * cut.ulysses)
+        one = product_seconds(chip, length / cut.ring, head_dim, length, low=False, groups=batch)
+        size = precision(cut.precision).activation / 2
+        forward = 2 * one + memory_seconds(chip, _SCORE_BYTES[0] * size * here)
+        return Work(forward, 4 * one + memory_seconds(chip, _SCORE_BYTES[1] * size * here), kernels=5)
+    seen = min(op.window or length, length)
+    rows = cut.tokens("tensor", length) * heads
+    forward = attention_seconds(chip, flops, seen, rows, head_dim, backward=False)
+    return Work(forward, attention_seconds(chip, flops, seen, rows, head_dim, backward=True), kernels=1)
+
+
+def _memory_bound(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
+    size = precision(cut.precision).activation
+    tokens = cut.tokens(op.scope, length)
+    if op.kind == "loss":
+        # Forward and backward together pass over the logits several times, mostly in float32.
+        moved = runtime.loss_bytes * op.moves * cut.tokens("whole", length) / cut.tp
+        seconds = memory_seconds(chip, moved)
+        return Work(seconds / 2, seconds / 2, kernels=6)
+    passes = {"norm": runtime.norm_passes, "elementwise": runtime.activation_passes}.get(op.kind, runtime.stream_passes)
+    moved = size * op.moves * passes * tokens
+    norm = op.kind == "norm"
+    kernels = 1 + (passes > 1) * 3
+    forward = memory_seconds(chip, moved, norm=norm)
+    return Work(forward, memory_seconds(chip, _BACKWARD_MOVES * moved, norm=norm), kernels=kernels)
+
+
+def _traced(op: Op, cut: Slice, length: int, chip: Chip) -> Work:
+    """A module seen only as FLOPs and kept bytes: its products at the sustained rate, its tensors written and read."""
+    kept = sum(k.bytes(cut, length) for k in op.keeps)
+    compute = op.forward_flops(cut, length) / chip.product_16
+    moved = memory_seconds(chip, 2 * kept)
+    return Work(compute + moved, compute + 1.5 * moved, compute, kernels=8)
+
+
+def _tensor_parallel(
+    layer: Layer,
+    cut: Slice,
+    length: int,
+    fabric: Fabric,
+    runtime: Runtime,
+    place: Placement,
+    work: Work,
+    *,
+    repeats: bool,
+) -> Transfer | None:
+    """Activations gathered before column-cut products and summed after row-cut ones (Shoeybi et al., 2019).
+
+    Without sequence parallelism one all-reduce per pass. With it the same bytes as a gather and a scatter, and in
+    the backward pass one more gather of the input for the weight gradient (Korthikanti et al., 2022).
+    """
+    cuts = {op.cut for op in layer.ops}
+    columns, rows = "column" in cuts, "row" in cuts or layer.kind == "embedding"
+    if np.all(cut.tp == 1) or not (columns or rows):
+        return None
+    width = layer.width_out if layer.kind == "embedding" else layer.width_in
+    moved = precision(cut.precision).activation * width * cut.tokens("whole", length)
+    gather = gather_seconds(fabric, moved, cut.tp, place.tp)
+    reduce = reduce_seconds(fabric, moved, cut.tp, place.tp)
+    sp = np.asarray(cut.sp)
+    forward = np.where(sp, (columns + rows) * gather, rows * reduce)
+    backward = np.where(sp, (2 * columns + rows) * gather, columns * reduce)
+    on = np.asarray(cut.tp) > 1
+    forward, backward = on * forward, on * backward
+    exposed = forward * (1 - runtime.tp_overlap)
+    if runtime.tp_backward_overlap:
+        # The input's gather runs under its gradient, the gradient's reduction under the weights'.
+        blocking = np.where(sp, rows * gather, 0.0) * on
+        hidden = np.minimum(backward - blocking, work.input_gradient + work.weight_gradient)
+        blocking = (backward - hidden) * (1 - runtime.tp_overlap)
+    else:
+        blocking = backward * (1 - runtime.tp_overlap)
+    return Transfer(forward, backward, exposed, blocking, exposed * repeats)
+
+
+def _ring(
+    layer: Layer, cut: Slice, length: int, chip: Chip, fabric: Fabric, place: Placement, *, repeats: bool
+) -> Transfer | None:
+    """Keys and values travel around the ring while each piece is attended to; gradients travel back with them."""
+    if np.all(cut.ring == 1) or layer.kind not in {"attention", "cross_attention"}:
+        return None
+    kv = _kv_width(layer)
+    each = precision(cut.precision).activation * kv * cut.tokens("tensor", length)
+    # The ring crosses the slowest link of its members, not only the neighbour's.
+    step = np.maximum(send_seconds(fabric, each, place.ring), send_seconds(fabric, each, place.ring * (cut.ring - 1)))
+    core = sum(_op_work(op, layer, cut, length, chip, _FLASH).forward for op in layer.ops if op.kind == "attention")
+    forward = (cut.ring - 1) * step
+    backward = 2 * forward
+    exposed = np.maximum(forward - core * (cut.ring - 1) / cut.ring, 0)
+    exposed_back = np.maximum(backward - 2.5 * core * (cut.ring - 1) / cut.ring, 0)
+    return Transfer(forward, backward, exposed, exposed_back, exposed * repeats)
+
+
+_FLASH = Runtime("", "")
+
+
+def _kv_width(layer: Layer) -> float:
+    """Elements of keys and values per token."""
+    kept = {k.name: k.per_token for op in layer.ops for k in op.keeps}
+    return kept.get("k", layer.width_in) + kept.get("v", layer.width_in)
+
+
+def _ulysses(
+    layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Placement, *, repeats: bool
+) -> Transfer | None:
+    """Queries, keys and values change from a cut of the sequence to a cut of the heads, the context changes back."""
+    if np.all(cut.ulysses == 1) or layer.kind not in {"attention", "cross_attention"}:
+        return None
+    kept = {k.name: k.per_token for op in layer.ops for k in op.keeps}
+    width = kept.get("q", layer.width_in) + _kv_width(layer) + kept.get("context", layer.width_in)
+    moved = precision(cut.precision).activation * width * cut.tokens("tensor", length)
+    seconds = exchange_seconds(fabric, moved, cut.ulysses, place.ulysses) * (np.asarray(cut.ulysses) > 1)
+    return Transfer(seconds, seconds, seconds, seconds, seconds * repeats)
+
+
+def _experts(
+    layer: Layer, cut: Slice, fabric: Fabric, runtime: Runtime, place: Placement, *, repeats: bool
+) -> Transfer | None:
+    """Tokens travel to their experts and back, and their gradients likewise: two all-to-alls per pass."""
+    if np.all(cut.ep == 1) or not layer.experts:
+        return None
+    copies = layer.top_k if runtime.one_copy_per_node else 0
+    seconds = 2 * exchange_seconds(fabric, layer.dispatch_bytes(cut), cut.ep, place.ep, copies=copies)
+    seconds = seconds * (np.asarray(cut.ep) > 1)
+    exposed = seconds * (1 - runtime.overlap_experts)
+    return Transfer(seconds, seconds, exposed, exposed, exposed * repeats)

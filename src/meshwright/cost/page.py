@@ -1,0 +1,107 @@
+"""An estimate as a page of its own: the pipeline's timeline, where the time goes, and what fills the memory."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+from meshwright.cost.estimate import CONVENTION, Estimate
+from meshwright.cost.trace import ACTIONS, NAMES
+from meshwright.plan.estimate import MEMORY_PARTS
+from meshwright.plan.picture import strategy_text
+from meshwright.units import size
+
+# Actions of the schedule, apart for colour-blind readers.
+_COLOURS = {
+    "F": "#3b6ea8", "B": "#c4622d", "I": "#c4622d", "W": "#8e4585", "gradients": "#3a7d44", "optimizer": "#7d7a2c",
+}  # fmt: skip
+_TIME = {
+    "forward compute": "#3b6ea8", "backward compute": "#c4622d", "recompute": "#a83b3b", "pipeline": "#9aa3ad",
+    "gradients": "#3a7d44", "optimizer": "#7d7a2c",
+}  # fmt: skip
+_OTHER = "#2a8b8b"
+MOST_EVENTS = 60_000  # drawn on the page; a longer timeline is cut at its beginning and end
+
+
+def page(estimate: Estimate) -> str:
+    """HTML that needs nothing else: opens from the file system."""
+    template = resources.files(__package__).joinpath("assets/estimate.html").read_text("utf-8")
+    # "</" would end the script element early, wherever a name contains it.
+    return template.replace("__DATA__", json.dumps(_data(estimate)).replace("</", "<\\/"))
+
+
+def _data(estimate: Estimate) -> dict[str, Any]:
+    table = estimate.to_table()
+    first = estimate.plan.pipelines[0]
+    subtitle = (
+        f"{strategy_text(first.stages[0].spans[0])}; {len(first.stages) // first.schedule.virtual} device groups, "
+        f"{first.schedule.name}, {first.micro_batches} micro-batches; {estimate.runtime.title}"
+    )
+    worst = max(estimate.memory, key=lambda row: row.total / row.capacity)
+    return {
+        "title": f"{table['model']} on {table['cluster']}",
+        "subtitle": subtitle,
+        "convention": CONVENTION,
+        "step_seconds": estimate.step_seconds,
+        "facts": [
+            ["step", f"{estimate.step_seconds:.3g} s", False],
+            ["tokens/s/device", f"{estimate.tokens_per_second_per_device:,.0f}", False],
+            ["MFU", f"{estimate.mfu:.1%}", False],
+            ["HFU", f"{estimate.hfu:.1%}", False],
+            ["peak memory", f"{size(worst.total)} of {size(worst.capacity)}", not estimate.fits],
+        ],
+        "legend": [[ACTIONS[kind], _COLOURS[kind]] for kind in _kinds(estimate)]
+        + [[NAMES[what], _COLOURS[what]] for what in ("gradients", "optimizer")],
+        "colours": _COLOURS,
+        "groups": _groups(estimate),
+        "time": _time(estimate),
+        "memory": [_memory(row) for row in estimate.memory],
+        "memory_legend": [[name.replace("_", " "), colour] for name, _, colour in MEMORY_PARTS],
+    }
+
+
+def _kinds(estimate: Estimate) -> list[str]:
+    return list(dict.fromkeys(event.kind for p in estimate.pipelines for event in p.timeline.events))
+
+
+def _groups(estimate: Estimate) -> list[dict[str, Any]]:
+    found, place = [], 0
+    for pipeline in estimate.pipelines:
+        events = pipeline.timeline.events
+        each = max(MOST_EVENTS // max(len(pipeline.groups), 1), 2)
+        for group in range(len(pipeline.groups)):
+            mine = [e for e in events if e.group == group]
+            if len(mine) > each:
+                mine = mine[: each // 2] + mine[-each // 2 :]
+            drawn = [
+                [e.kind, round(e.start, 9), round(e.end, 9), f"{ACTIONS[e.kind]} {e.micro_batch}, stage {e.stage}"]
+                for e in mine
+            ]
+            now = pipeline.timeline.ends[group]
+            for what, seconds in (("gradients", pipeline.exposed[group]), ("optimizer", pipeline.optimizer[group])):
+                drawn.append([what, now, now + seconds, NAMES[what]])
+                now += seconds
+            found.append({"name": f"devices {estimate.memory[place].devices}", "events": drawn})
+            place += 1
+    return found
+
+
+def _time(estimate: Estimate) -> list[dict[str, Any]]:
+    rows = []
+    for name, seconds in sorted(estimate.breakdown.items(), key=lambda item: -item[1]):
+        label = f"{seconds:.3g} s  {seconds / estimate.step_seconds:.1%}"
+        if under := estimate.hidden.get(name):
+            label += f" (+ {under:.3g} s hidden)"
+        shown = {"pipeline": "pipeline bubble"}.get(name, NAMES.get(name, name))
+        rows.append({"name": shown, "parts": [[label, max(seconds, 0.0), _TIME.get(name, _OTHER)]], "label": label})
+    return rows
+
+
+def _memory(row: Any) -> dict[str, Any]:
+    parts = [[f"{name}: {size(getattr(row, name))}", getattr(row, name), c] for name, _, c in MEMORY_PARTS]
+    label = f"{size(row.total)} of {size(row.capacity)}"
+    if row.short_by:
+        label += f", short by {size(row.short_by)}"
+    whole = max(row.capacity, row.total)
+    return {"name": f"devices {row.devices}", "parts": parts, "label": label, "whole": whole, "bad": bool(row.short_by)}

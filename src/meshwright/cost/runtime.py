@@ -1,0 +1,229 @@
+"""What a training framework fuses, hides and keeps: the same plan takes a different time in each.
+
+Most fields are documented features, on or off, or bytes that the code moves. Where a framework's documentation says
+nothing (how long its host takes per kernel), the number is read off the runs that are its public record, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from meshwright.errors import UnknownName
+from meshwright.model import Slice
+from meshwright.plan import Job, Span
+
+AttentionKernel = Literal["unfused", "triton", "flash", "native"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One way to execute a plan."""
+
+    name: str
+    title: str
+    attention: AttentionKernel = "native"  # score matrices in memory, FlashAttention-2, or the chip's best kernel
+    # How often memory-bound operators pass over their tensors, 1 = one fused kernel. Eager PyTorch runs a norm, a gated
+    # activation or a rotary embedding as several kernels, often with float32 in between.
+    norm_passes: float = 1.0
+    activation_passes: float = 1.0
+    stream_passes: float = 1.0
+    loss_bytes: float = 18.0  # moved per logit, forward and backward (eager PyTorch: 45, measured)
+    host_seconds: float = 8e-6  # time of the host to issue one kernel; the device waits if this is longer
+    kernels: float = 1.0  # kernels per operator, relative to a fused implementation
+    collective_kernels: float = 1.0  # kernels that issuing a collective takes as long as
+    # Communication
+    tp_overlap: float = 0.0  # part of the tensor-parallel collectives cut into chunks under their products
+    tp_backward_overlap: bool = True  # input gradients travel while weight gradients are computed (Megatron)
+    overlap_gradients: bool = True  # gradients are reduced bucket by bucket under the backward pass
+    overlap_parameters: bool = True  # sharded parameters are gathered ahead of their use
+    overlap_pipeline: bool = True  # sends between stages do not block the sender
+    overlap_experts: float = 0.0  # part of the all-to-alls hidden under other work
+    one_copy_per_node: bool = False  # a token crosses the network once per node, however many experts it has there
+    gradient_bytes: float = 4.0  # per element, as gradients travel
+    accumulate_bytes: float = 4.0  # per element, as gradients of micro-batches are added up
+    # One reduction and one broadcast per shard instead of collectives over all: host and network start each of them.
+    shard_seconds: float = 0.0
+    gather_bytes: float = 2.0  # per element, as parameters travel
+    # Sharded parameters are their own float32 master copy, cast on their way (FSDP); else both are kept.
+    one_copy_of_parameters: bool = False
+    receive_buffers: bool = False  # a pipeline stage holds one for every micro-batch, forward and backward (PyTorch)
+    # The end of a step
+    optimizer_bytes: float = 34.0  # moved per parameter: read and write two moments and the master copy, read gradient
+    # Memory
+    loss_memory: float = 8.0  # bytes per logit at the peak of the loss: 16-bit logits, float32 copy, gradient
+    weight_gradient_buffers: bool = False  # a buffer per shape of weight beside the gradients that are added up
+    optimizer_temporary: float = 0.0  # bytes per parameter that the optimizer step needs beside its states
+    fragmentation: float = 0.05  # reserved beyond the peak of activations and temporaries
+    context: float = 1.0e9  # bytes of the driver, kernels and communicators
+    step_seconds: float = 2e-3  # host work per step that nothing hides: logging, learning rate, loss synchronisation
+
+
+_MEGATRON = Runtime(
+    "megatron",
+    "Megatron-Core with Transformer Engine, flags as they are by default: nothing overlaps",
+    overlap_gradients=False,
+    overlap_parameters=False,
+    overlap_pipeline=False,
+    weight_gradient_buffers=True,
+    loss_memory=4.0,
+)
+_MEGATRON_2021 = replace(
+    _MEGATRON,
+    name="megatron-2021",
+    title="Megatron-LM of 2021: score matrices in memory, nothing hidden",
+    attention="unfused",
+    tp_backward_overlap=False,
+    gradient_bytes=2.0,
+    accumulate_bytes=2.0,
+    # About 3 ms per block for the host, and a loss in many float32 kernels: seen in the grid of vTrain's measurements.
+    kernels=2.6,
+    host_seconds=28e-6,
+    collective_kernels=2.1,
+    loss_bytes=110.0,
+    loss_memory=16.0,
+)
+_NEMO = replace(
+    _MEGATRON,
+    name="nemo",
+    title="NeMo and Megatron-Bridge recipes: chunked tensor parallelism, 16-bit gradients, everything overlaps",
+    tp_overlap=0.7,
+    overlap_gradients=True,
+    overlap_parameters=True,
+    overlap_pipeline=True,
+    overlap_experts=0.3,
+    one_copy_per_node=True,
+    gradient_bytes=2.0,
+    accumulate_bytes=2.0,
+    host_seconds=6e-6,
+)
+_FSDP = Runtime(
+    "fsdp",
+    "PyTorch FSDP, eager, FlashAttention-2",
+    attention="flash",
+    tp_backward_overlap=False,
+    loss_bytes=45.0,
+    loss_memory=16.0,
+    one_copy_of_parameters=True,
+    receive_buffers=True,
+    fragmentation=0.08,
+    kernels=1.3,
+    optimizer_bytes=60.0,
+    step_seconds=5e-3,
+)
+_TORCHTITAN = replace(
+    _FSDP,
+    name="torchtitan",
+    title="torchtitan, compiled; the loss never holds float32 logits",
+    loss_bytes=27.0,
+    loss_memory=6.0,
+    kernels=0.7,
+    optimizer_bytes=34.0,
+)
+RUNTIMES = {
+    runtime.name: runtime
+    for runtime in (
+        replace(
+            _TORCHTITAN,
+            name="meshwright",
+            title="this project's own runtime: FSDP2, compiled blocks, loss in chunks",
+            attention="native",
+            loss_bytes=18.0,
+            step_seconds=2e-3,
+        ),
+        _MEGATRON,
+        _NEMO,
+        _TORCHTITAN,
+        replace(
+            _TORCHTITAN,
+            name="torchtitan-2024",
+            title="torchtitan of 2024, compiled; logits and their gradients in float32",
+            loss_memory=12.0,
+        ),
+        replace(
+            _FSDP,
+            name="torchtitan-eager",
+            title="torchtitan without compilation: norms, activations and rotary embeddings in several kernels",
+            norm_passes=3.0,
+            activation_passes=1.7,
+            stream_passes=2.5,
+        ),
+        _FSDP,
+        replace(
+            _FSDP,
+            name="automodel",
+            title="NeMo AutoModel: FSDP2 with Transformer Engine",
+            attention="native",
+            loss_bytes=18.0,
+            kernels=1.0,
+            optimizer_bytes=34.0,
+            one_copy_per_node=True,
+        ),
+        replace(
+            _FSDP,
+            name="composer",
+            title="MosaicML Composer and llm-foundry of 2023: attention in Triton, casts around norms",
+            attention="triton",
+            norm_passes=2.0,
+            loss_memory=4.0,
+        ),
+        replace(
+            _FSDP,
+            name="deepspeed",
+            title="DeepSpeed ZeRO-3 of 2022: score matrices in memory, 16-bit gradients",
+            attention="unfused",
+            gradient_bytes=2.0,
+            receive_buffers=False,
+            kernels=1.6,
+        ),
+        replace(
+            _NEMO,
+            name="maxtext",
+            title="MaxText: XLA compiles the whole step",
+            tp_overlap=0.5,
+            host_seconds=0.0,
+        ),
+        replace(
+            _MEGATRON,
+            name="internevo",
+            title="InternEvo: eager Megatron-like modules, FlashAttention-2, one collective per shard",
+            attention="flash",
+            norm_passes=2.0,
+            activation_passes=1.7,
+            stream_passes=2.0,
+            kernels=1.4,
+            loss_bytes=45.0,
+            loss_memory=14.0,
+            gradient_bytes=2.0,
+            accumulate_bytes=2.0,
+            # Its published study of shard groups: 2.6 ms per shard and step; 28 bytes per parameter at the peak.
+            shard_seconds=2.6e-3,
+            optimizer_temporary=12.0,
+        ),
+        replace(
+            _MEGATRON_2021,
+            name="megatron-2022",
+            title="Megatron-LM of 2022: as 2021, but input gradients travel under weight gradients",
+            tp_backward_overlap=True,
+        ),
+        _MEGATRON_2021,
+    )
+}
+
+
+def cut_of(span: Span, samples: int, job: Job, runtime: Runtime) -> Slice:
+    """The piece of work of one device whose replica takes so many samples, with the runtime's kind of attention."""
+    cut = span.cut(samples, job.seq_len, job.precision)
+    return replace(cut, fused_attention=False) if runtime.attention == "unfused" else cut
+
+
+def runtime(name: str) -> Runtime:
+    """Look a runtime up by name.
+
+    >>> runtime("megatron").attention
+    'native'
+    """
+    try:
+        return RUNTIMES[name]
+    except KeyError:
+        raise UnknownName("runtime", name, RUNTIMES, see=", ".join(RUNTIMES)) from None
