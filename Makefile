@@ -53,6 +53,7 @@ docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 	@echo "docs/_build/html/index.html"
 
 test: lint docs  ## everything CI checks
+	@sh tests/system_packages.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
 
 bench: $(VENV)/.dev  ## measurements; each prints the peer and us

@@ -212,8 +212,10 @@ def main() -> None:
         return
     try:
         found = read_table(chosen.csv)
-    except (OSError, KeyError) as error:
-        sys.exit(f"error: {chosen.csv}: cannot be read as a table of published runs: {error}")
+    except OSError as error:
+        sys.exit(f"error: {chosen.csv}: cannot be read: {error.strerror}")
+    except KeyError as error:
+        sys.exit(f"error: {chosen.csv}: has no column {error}; valid: the columns of benchmarks/data/public.csv")
     runs = [run for run in found.runs if run.seconds]
     if chosen.fit:
         _fit([run for run in runs if run.group in COUNTED])
@@ -241,8 +243,9 @@ def _fit(runs: Sequence[Run]) -> None:
     measured = np.array([run.seconds for run in runs])
     at, slope = jacobian(lambda constants: predict(runs, constants, "derivatives"), DEFAULT)
     constants = fit(at, slope, measured, [run.row["source_id"] for run in runs])
-    for name, low, high in FITTED:
-        print(f"{name:24}{get(DEFAULT, name):10.4f} -> {get(constants, name):8.4f}   ({low} to {high})")
+    print(f"{'':24}{'before':>10}{'now':>10}{'fitted':>10}")
+    for name, before, *_ in FITTED:
+        print(f"{name:24}{before:10.4f}{get(DEFAULT, name):10.4f}{get(constants, name):10.4f}")
 
 
 if __name__ == "__main__":

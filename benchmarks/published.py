@@ -84,7 +84,7 @@ def flagged(row: Cells) -> bool:
 
 def convert(row: Cells) -> Run:
     """Job, plan and runtime of one row, or `Refused`."""
-    if row.get("complete") != "y":
+    if row["complete"] != "y":
         raise Refused("the source leaves out what a plan needs (complete is not y)")
     seconds, memory = number(row, "step_time_std_s"), number(row, "peak_mem_gb")
     if not seconds and not memory and "OOM" not in row["notes"]:
@@ -128,7 +128,7 @@ def framework_of(row: Cells) -> Runtime:
         compiled = "compile" in text or "async" in text
         recent = "2024" not in text and "2412" not in text
         found = runtime(("torchtitan" if recent else "torchtitan-2024") if compiled else "torchtitan-eager")
-        return replace(found, tp_overlap=0.7) if re.search("(?<!vanilla )async tp", row["notes"].lower()) else found
+        return replace(found, tp_overlap=0.7) if re.search(r"async[ -]?tp", row["notes"].lower()) else found
     if row["gpu"].startswith("V100") or "bigscience" in text:
         return runtime("deepspeed" if row["zero_stage_or_fsdp_mode"].startswith("3") else "megatron-2021")
     for words, name in (
@@ -140,6 +140,8 @@ def framework_of(row: Cells) -> Runtime:
         ("nemo megatron-bridge mlperf dgxc gpu-recipes", "nemo"),
     ):
         if any(word in text for word in words.split()):
+            if name == "nemo" and not re.search(r"release 2[6-9]", row["notes"]):
+                name = "nemo-2025"
             pure = "pure" in row["precision"]  # parameters, gradients and reductions in 16 bits
             return replace(runtime(name), gradient_bytes=2.0) if pure else runtime(name)
     if re.search(r"2022|2205\.05198", text):

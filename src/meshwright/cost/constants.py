@@ -29,10 +29,10 @@ class Architecture:
 # sustains of its best. FlashAttention-2: Dao, 2023 (A100 0.60 and 0.50; H100 0.37 and 0.30).
 ARCHITECTURES = {
     "volta": Architecture((0.70, 0.70, 0.70), (0.35, 0.25), (0.35, 0.25), (0.35, 0.25), 300),
-    "ampere": Architecture((0.82, 0.82, 0.82), (0.62, 0.55), (0.62, 0.55), (0.42, 0.35), 400),
+    "ampere": Architecture((0.82, 0.82, 0.82), (0.62, 0.55), (0.62, 0.55), (0.415, 0.345), 400),
     "ada": Architecture((0.77, 0.70, 0.70), (0.60, 0.50), (0.60, 0.50), (0.60, 0.50), 300),
-    "hopper": Architecture((0.68, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.216, 0.175), 700),
-    "blackwell": Architecture((0.455, 0.515, 0.415), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), 1000),
+    "hopper": Architecture((0.685, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.213, 0.173), 700),
+    "blackwell": Architecture((0.455, 0.52, 0.43), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), 1000),
     "cdna2": Architecture((0.67, 0.60, 0.60), (0.30, 0.22), (0.40, 0.30), (0.30, 0.22), 500),
     "cdna3": Architecture((0.53, 0.50, 0.50), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 750),
     "cdna4": Architecture((0.55, 0.52, 0.45), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 1400),
@@ -53,18 +53,18 @@ class Constants:
     product_n: float = 16.0
     product_floor: float = 6e-6  # seconds of the smallest product on the device (measured 8-9, launch included)
     # Sustained rates are limited by power: a board of the same chips with more power sustains more.
-    power: float = 0.75
+    power: float = 0.73
     # --- attention kernels
     attention_keys: tuple[float, float] = (250.0, 1000.0)  # keys at which a kernel reaches half its rate (measured)
     head_size: float = 0.36  # heads smaller than 128 reach (size / 128) to this power (measured: 64 reaches 0.78)
     attention_rows: float = 60e3  # queries x heads on the device at which it does (SimuMax's B200: 52-83 thousand)
     # --- kernels bound by memory
-    memory: float = 0.62  # part of the peak that copies, additions and activation functions reach (measured 0.63-0.90,
+    memory: float = 0.60  # part of the peak that copies, additions and activation functions reach (measured 0.63-0.90,
     # SimuMax on a B200: 0.67)
     norm: float = 0.50  # part that a norm reaches (measured 0.49-0.55)
     memory_floor: float = 2.5e-6  # seconds of the smallest such kernel on the device
     # --- links
-    nvlink: float = 0.72  # part of a link's rate that large collectives inside a node reach (SimuMax's B200: 0.67-0.74)
+    nvlink: float = 0.70  # part of a link's rate that large collectives inside a node reach (SimuMax's B200: 0.67-0.74)
     network: float = 0.93  # the same between nodes
     collective: float = 20e-6  # seconds to start a collective (SimuMax's B200: 22-26 microseconds)
     host_copy: float = 0.95  # part of the host link's rate that large copies reach (measured 55 of 55 GB/s)
@@ -73,9 +73,9 @@ class Constants:
     # --- the host: kernels are issued while earlier ones run; this power of the two times adds up (3: nearly the larger)
     host_overlap: float = 3.0
     # --- two things at once: each second of communication under computation slows it by so much
-    contention: float = 0.16
+    contention: float = 0.155
     # --- the whole job: waiting for the slowest of many devices, per doubling of the nodes
-    straggler: float = 0.004
+    straggler: float = 0.0045
 
     def architecture(self, name: str) -> Architecture:
         """Facts of an architecture; one that nobody described gets what is usual."""

@@ -21,6 +21,7 @@ from meshwright.model.precision import precision
 Array = Any
 # Bytes moved per score of an unfused attention beside its two products: scale-mask-softmax, dropout and its mask.
 _SCORE_BYTES = (8.0, 11.0)  # forward, backward
+_KERNELS = {"router": 10, "dispatch": 12, "combine": 6}  # beside the one that does the work
 _BACKWARD_MOVES = 1.5  # a memory-bound operator reads its input and the gradient, and writes a gradient
 
 
@@ -141,13 +142,15 @@ def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> W
     if low:  # operands are read in 16 bits and written in 8, once as they are and once transposed
         forward = forward + (0.0 if op.shares_input else memory_seconds(chip, 4.0 * m * k * groups))
         by_input = by_input + memory_seconds(chip, 4.0 * m * n * groups)
-    return Work(forward, by_input, by_weight, kernels=1 + low)
+    # A grouped product is issued expert by expert; a router is followed by scores, top-k and balance.
+    issued = groups + _KERNELS.get(op.name, 0)
+    return Work(forward, by_input, by_weight, kernels=issued + low)
 
 
 def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
     flops = op.forward_flops(cut, length)
     heads = max(layer.heads, 1)
-    head_dim = op.flops_per_pair / 4 / heads
+    head_dim = max(sum(kept.per_token for kept in op.keeps if kept.name == "context") / heads, 1.0)
     if runtime.attention == "unfused":
         scores = float(length) * length * heads  # of one sample, the masked half included
         here = scores * cut.micro_batch / (cut.tp * cut.ulysses * cut.ring)
@@ -156,7 +159,8 @@ def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtim
         size = precision(cut.precision).activation / 2
         forward = 2 * one + memory_seconds(chip, _SCORE_BYTES[0] * size * here)
         return Work(forward, 4 * one + memory_seconds(chip, _SCORE_BYTES[1] * size * here), kernels=5)
-    seen = min(op.window or length, length)
+    # Each query meets so many keys; the windows of a picture state their FLOPs per token instead of per pair.
+    seen = min(op.window or length, length) if op.pairs != "none" else op.flops_per_token / (4 * heads * head_dim)
     rows = cut.tokens("tensor", length) * heads
     forward = attention_seconds(chip, flops, seen, rows, head_dim, backward=False)
     return Work(forward, attention_seconds(chip, flops, seen, rows, head_dim, backward=True), kernels=1)
@@ -170,10 +174,15 @@ def _memory_bound(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime)
         moved = runtime.loss_bytes * op.moves * cut.tokens("whole", length) / cut.tp
         seconds = memory_seconds(chip, moved)
         return Work(seconds / 2, seconds / 2, kernels=6)
-    passes = {"norm": runtime.norm_passes, "elementwise": runtime.activation_passes}.get(op.kind, runtime.stream_passes)
+    passes = {
+        "norm": runtime.norm_passes,
+        "elementwise": runtime.activation_passes,
+        "dispatch": runtime.dispatch_passes,
+        "combine": runtime.dispatch_passes,
+    }.get(op.kind, runtime.stream_passes)
     moved = size * op.moves * passes * tokens
     norm = op.kind == "norm"
-    kernels = 1 + (passes > 1) * 3
+    kernels = 1 + (passes > 1) * 3 + _KERNELS.get(op.kind, 0)
     forward = memory_seconds(chip, moved, norm=norm)
     return Work(forward, memory_seconds(chip, _BACKWARD_MOVES * moved, norm=norm), kernels=kernels)
 
