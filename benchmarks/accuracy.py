@@ -57,7 +57,7 @@ def errors_of(runs: Sequence[Run], predicted: np.ndarray) -> np.ndarray:
 
 def summary(runs: Sequence[Run], predicted: np.ndarray, memory: Sequence[Run]) -> dict[str, Any]:
     """The figures of one set of rows."""
-    found: dict[str, Any] = {"rows": len(runs)}
+    found: dict[str, Any] = {"rows": len(runs)} | dict.fromkeys(("mape", "median", "p90", "bias"))
     if runs:
         error = errors_of(runs, predicted)
         size = np.abs(error)

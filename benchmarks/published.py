@@ -10,6 +10,7 @@ import csv
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def read_table(path: str | Path) -> Table:
 
 
 def number(row: Cells, name: str, default: float = 0.0) -> float:
-    text = (row.get(name) or "").strip()
+    """A cell as a number; what is none (blank, text, nan) counts as left out."""
     try:
-        return float(text) if text else default
+        value = float((row.get(name) or "").strip())
     except ValueError:
         return default
+    return value if isfinite(value) else default
 
 
 def whole(row: Cells, name: str, default: int = 0) -> int:
@@ -236,6 +238,8 @@ def cluster_of(row: Cells) -> mw.Cluster:
     if not name:
         raise Refused(f"the device '{row['gpu']}' is not in the catalogue")
     devices, each = whole(row, "n_gpus"), whole(row, "gpus_per_node", 8)
+    if devices < 1 or each < 1:
+        raise Refused(f"{devices} devices in nodes of {each}")
     if devices < each:
         nodes, each = 1, devices
     elif devices % each:

@@ -224,3 +224,67 @@ def test_notes_are_for_programs_too(meshwright: Run) -> None:
 def test_a_huge_cluster_is_checked_in_seconds(meshwright: Run) -> None:
     job = ["--model", "llama3-70b", "--cluster", "100000x8xh100", "--batch", "1000000", "--seq", "8192"]
     assert meshwright("check", "tp=8,pp=4", *job, timeout=30).returncode == 0
+
+
+ESTIMATE = ("estimate", "llama3-70b", "64x8xh100", "--batch", "1024", "--seq", "4096", "--precision", "bf16")
+HOW = "tp=8,pp=4,dp=16,micro_batch=1,zero=1,recompute=selective"
+
+
+def test_estimate_says_where_the_time_goes(meshwright: Run) -> None:
+    text = meshwright(*ESTIMATE, "--plan", HOW).stdout
+    for word in ("tokens/s/device", "MFU", "forward compute", "pipeline bubble", "0-127", "GiB"):
+        assert word in text
+
+
+def test_estimate_for_programs(meshwright: Run) -> None:
+    found = json.loads(meshwright(*ESTIMATE, "--plan", HOW, "--json").stdout)
+    assert found["devices"] == 512
+    assert found["fits"] is True
+    assert sum(found["seconds"].values()) == pytest.approx(found["step_seconds"])
+    tokens = found["tokens_per_second_per_device"] * 512 * found["step_seconds"]
+    assert tokens == pytest.approx(1024 * 4096)
+    assert len(found["memory"]) == 4
+
+
+def test_estimate_writes_a_trace_and_a_page(meshwright: Run, tmp_path: Path) -> None:
+    meshwright(*ESTIMATE, "--plan", HOW, "--timeline", "step.json", "--html", "step.html")
+    assert len(json.loads((tmp_path / "step.json").read_text())["traceEvents"]) > 100
+    assert "</html>" in (tmp_path / "step.html").read_text()
+
+
+def test_estimate_of_a_file_and_of_another_framework(meshwright: Run, plan: str) -> None:
+    ours, theirs = (
+        json.loads(meshwright("estimate", plan, "--json", "--runtime", how).stdout)
+        for how in ("meshwright", "megatron")
+    )
+    assert ours["runtime"] == "meshwright"
+    assert ours["step_seconds"] != theirs["step_seconds"]
+
+
+def test_estimate_of_what_does_not_fit(meshwright: Run) -> None:
+    short = ("estimate", "llama3-70b", "1x8xh100", "--batch", "8", "--seq", "8192", "--plan", "tp=8")
+    done = meshwright(*short)
+    assert done.returncode == 1
+    assert "step " in done.stdout
+    assert "short by" in done.stderr
+    assert json.loads(meshwright(*short, "--json").stdout)["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["estimate", "llama3-70b", "8x8xh100", "--batch", "8"], "--plan"),
+        (["estimate", "llama3-70b", "8x8xh100", "--plan", "tp=8"], "--batch"),
+        (["estimate", "llama3-70b", "--plan", "tp=8"], "CLUSTER"),
+        (["estimate", "lama3-70b", "8x8xh100", "--plan", "tp=8", "--batch", "8"], "llama3-70b"),
+        (["estimate", "llama3-70b", "8x8xh100", "--plan", "tp=7", "--batch", "8"], "tp"),
+        (["estimate", "llama3-70b", "8x8xh100", "--plan", "tp=8", "--batch", "8", "--runtime", "magatron"], "megatron"),
+        (["estimate", "llama3-70b", "8x8xh100", "--plan", "tp=8", "--batch", "8", "--html", "no/such/f.html"], "no/such"),
+        (["estimate", "missing.json"], "missing.json"),
+    ],
+)  # fmt: skip
+def test_estimate_names_what_is_wrong(meshwright: Run, arguments: list[str], words: str) -> None:
+    done = meshwright(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
