@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import meshwright as mw
+from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import RUNTIMES
 
@@ -119,12 +120,30 @@ def test_hybrid_sharding_spares_the_network() -> None:
     assert hybrid < 0.9 * plain
 
 
+def test_two_dies_of_a_package_shard_over_their_own_link() -> None:
+    """Optimizer shards of a die pair: parameters are gathered inside the package, halved gradients cross the slow link."""
+    links = [
+        {"kind": "package", "topology": "package", "bandwidth_gb_s": 400, "latency_us": 1, "span": 2},
+        {"kind": "hccs", "topology": "all-to-all", "bandwidth_gb_s": 30, "latency_us": 2, "span": 16},
+        {"kind": "roce", "topology": "shared", "bandwidth_gb_s": 25, "latency_us": 5},
+    ]
+    die = {"device": "die", "memory_gib": 64, "memory_gb_s": 1600, "tflops": {"bf16": 376}, "devices_per_node": 16}
+    job = mw.Job(mw.Model.preset("llama2-7b"), mw.Cluster.from_table({"group": [die | {"link": links}]}), 16, 4096)
+    whole, pair = (price(job, "megatron", zero=1, **more) for more in ({}, {"zero_group": 2}))
+    parameters = mw.Model.preset("llama2-7b").parameters
+    assert pair.memory[0].optimizer == pytest.approx(12 * parameters / 2, rel=1e-3)
+    slow, fast = 30e9 * DEFAULT.nvlink, 400e9 * DEFAULT.nvlink
+    # All sixteen: a ring over eight packages, whose two dies cross side by side; float32 gradients, 16-bit parameters.
+    assert whole.breakdown["gradients"] == pytest.approx((4 + 2) * parameters * 15 / 16 / (2 * slow), rel=0.05)
+    # Pairs: scatter and gather inside the package; each die sums its half of the gradients with seven others.
+    inside, across = (4 + 2) * parameters / 2 / fast, 2 * 4 * parameters / 2 * 7 / 8 / slow
+    assert pair.breakdown["gradients"] == pytest.approx(inside + across, rel=0.05)
+
+
 def test_offload_costs_what_the_host_link_and_processors_take() -> None:
     """Optimizer states of 8 B parameters on 8 devices: 4 + 2 bytes over 55 GB/s, and the update at the host's rate."""
     here, away = price(SMALL, zero=1), price(SMALL, zero=1, offload={"optimizer": 1.0})
     mine = mw.Model.preset("llama3-8b").parameters / 8
-    from meshwright.cost.constants import DEFAULT
-
     least = mine * 6 / (55e9) + mine * 34 / (DEFAULT.host_memory / 8)
     assert away.step_seconds - here.step_seconds == pytest.approx(least, rel=0.1)
     assert away.peak_memory < here.peak_memory - 10e9

@@ -11,7 +11,7 @@ from meshwright.cluster import Cluster
 from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds
 from meshwright.cost.compute import Chip
 from meshwright.cost.constants import DEFAULT
-from meshwright.cost.layer import LayerTime, Placement, layer_time
+from meshwright.cost.layer import LayerTime, Placement, _op_work, layer_time
 from meshwright.cost.runtime import runtime
 from meshwright.model import Model, Slice
 
@@ -122,3 +122,36 @@ def test_experts_exchange_only_between_their_devices() -> None:
     assert eight is not None
     assert many is not None
     assert many.forward > 3 * eight.forward  # the network is slower than NVLink
+
+
+def test_an_unbalanced_ring_waits_for_its_last_device() -> None:
+    """Contiguous pieces under a causal mask: of r devices the last does 2 r - 1 of every r^2 / r parts (counted by hand)."""
+    ring, tokens = 4, 65536
+    piece = tokens // ring
+    pairs = [sum(min(q + 1, tokens) for q in (i * piece, (i + 1) * piece - 1)) / 2 * piece for i in range(ring)]
+    cut, place = Slice(1, tokens, ring=ring), Placement(ring=1)
+    layer = Model.preset("llama3-8b").layer("block.0.attention")
+    even, odd = (
+        layer_time(layer, cut, CHIP, FABRIC, replace(NEMO, balanced_ring=how), place).work.input_gradient
+        for how in (True, False)
+    )
+    other = sum(
+        float(_op_work(op, layer, cut, tokens, CHIP, NEMO).input_gradient) for op in layer.ops if op.kind != "attention"
+    )
+    assert (odd - other) / (even - other) == pytest.approx(max(pairs) / (sum(pairs) / ring), rel=0.01)
+
+
+def test_memory_of_thousands_at_once() -> None:
+    tp, mb = np.array([1, 2, 4, 8]), np.array([1, 2, 1, 4])
+    many = Slice(mb, 4096, "bf16", tp, tp > 1)
+    for layer in {layer.kind: layer for name in MODELS[:3] for layer in Model.preset(name).layers}.values():
+        for recompute in ("none", "selective", "full"):
+            together = np.broadcast_to(layer.kept_bytes(many, recompute), 4)
+            apart = [
+                layer.kept_bytes(Slice(int(m), 4096, "bf16", int(t), bool(t > 1)), recompute)
+                for t, m in zip(tp, mb, strict=True)
+            ]
+            assert together == pytest.approx(apart)
+        assert list(np.broadcast_to(layer.parameters_on(many), 4)) == [
+            layer.parameters_on(Slice(tp=int(t))) for t in tp
+        ]

@@ -149,6 +149,8 @@ def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> W
 
 def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
     flops = op.forward_flops(cut, length)
+    if op.pairs == "causal" and not runtime.balanced_ring:
+        flops = flops * (2 * cut.ring - 1) / cut.ring  # the last device meets every key, and all wait for it
     heads = max(layer.heads, 1)
     head_dim = max(sum(kept.per_token for kept in op.keeps if kept.name == "context") / heads, 1.0)
     if runtime.attention == "unfused":

@@ -39,6 +39,7 @@ class Runtime:
     overlap_gradients: bool = True  # gradients are reduced bucket by bucket under the backward pass
     overlap_parameters: bool = True  # sharded parameters are gathered ahead of their use
     overlap_pipeline: bool = True  # sends between stages do not block the sender
+    balanced_ring: bool = True  # each device takes an early and a late piece of a causal sequence, so all work alike
     overlap_experts: float = 0.0  # part of the all-to-alls hidden under other work
     one_copy_per_node: bool = False  # a token crosses the network once per node, however many experts it has there
     gradient_bytes: float = 4.0  # per element, as gradients travel
