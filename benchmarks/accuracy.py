@@ -12,6 +12,7 @@ Errors are fractions of the measured value. Peers, on other rows: a constant FLO
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections import defaultdict
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from fitting import FITTED, fit, get, jacobian
 from grid import grid_report
-from published import Run, read_table
+from published import BadTable, Run, read_table
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -198,7 +199,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--csv", default=str(HERE / "data" / "public.csv"), help="a table of published runs")
     parser.add_argument("--grid", help="a table in vTrain's format: benchmarks/data/vtrain.csv")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--rows", action="store_true", help="list every row that is off by more than a quarter")
+    parser.add_argument(
+        "--rows", action="store_true", help="list rows off by more than a quarter; with --json every row"
+    )
     parser.add_argument("--leave-one-out", action="store_true", help="constants refitted without each source")
     parser.add_argument("--fit", action="store_true", help="print the constants that fit this table best")
     return parser.parse_args()
@@ -206,16 +209,25 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     chosen = arguments()
+    try:
+        _run(chosen)
+    except (OSError, UnicodeError, csv.Error, BadTable) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        file = chosen.grid or chosen.csv
+        if chosen.json:
+            print(json.dumps({"error": why, "file": file}))
+        print(f"error: {file}: {why}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(chosen: argparse.Namespace) -> None:
     if chosen.grid:
         table: Any = grid_report(chosen.grid)
         print(json.dumps(table, indent=2) if chosen.json else "   ".join(f"{k} {v:.3g}" for k, v in table.items()))
         return
-    try:
-        found = read_table(chosen.csv)
-    except OSError as error:
-        sys.exit(f"error: {chosen.csv}: cannot be read: {error.strerror}")
-    except KeyError as error:
-        sys.exit(f"error: {chosen.csv}: has no column {error}; valid: the columns of benchmarks/data/public.csv")
+    found = read_table(chosen.csv)
+    if not found.runs and not found.refused:
+        raise BadTable("has no rows")
     runs = [run for run in found.runs if run.seconds]
     if chosen.fit:
         _fit([run for run in runs if run.group in COUNTED])
@@ -226,17 +238,26 @@ def main() -> None:
         predicted = predict(runs)
         table = report(runs, predicted, found.runs, found.refused)
         if chosen.rows:
-            _list(runs, errors_of(runs, predicted))
+            table["rows"] = _rows(runs, predicted)
     if chosen.json:
         print(json.dumps(table, indent=2))
-    else:
-        show(table)
+        return
+    for row in table.get("rows", ()):
+        if abs(row["error"]) > 0.25 and row["group"] in COUNTED:
+            print(f"{row['row_id']:26}{row['model']:34}{row['error']:+.0%}")
+    show(table)
 
 
-def _list(runs: Sequence[Run], errors: np.ndarray) -> None:
-    for run, error in sorted(zip(runs, errors, strict=True), key=lambda pair: pair[0].row["row_id"]):
-        if abs(error) > 0.25 and run.group in COUNTED:
-            print(f"{run.row['row_id']:26}{run.row['model']:26}{run.row['gpu']:12}{error:+.0%}")
+def _rows(runs: Sequence[Run], predicted: np.ndarray) -> list[dict[str, Any]]:
+    """Every row with what was measured and predicted."""
+    return [
+        {
+            "row_id": run.row["row_id"], "model": run.row["model"], "group": run.group, "runtime": run.runtime.name,
+            "measured": run.seconds, "predicted": float(seconds), "error": float(seconds / run.seconds - 1),
+        }
+        for run, seconds in zip(runs, predicted, strict=True)
+        if run.seconds
+    ]  # fmt: skip
 
 
 def _fit(runs: Sequence[Run]) -> None:

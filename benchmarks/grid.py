@@ -10,7 +10,7 @@ import csv
 from collections import defaultdict
 
 import numpy as np
-from published import gpt_model, usual_cluster
+from published import BadTable, gpt_model, usual_cluster
 
 import meshwright as mw
 from meshwright.cost.runtime import runtime
@@ -23,8 +23,13 @@ _COLUMNS = ("devices", "batch", "micro_batch", "hidden", "heads", "layers", "seq
 def read_grid(path: str) -> list[Row]:
     """Rows of a table in vTrain's columns."""
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.reader(file))[1:]
-    return [dict(zip(_COLUMNS, map(float, row), strict=True)) for row in rows]
+        rows = [row for row in list(csv.reader(file))[1:] if any(row)]
+    if not rows:
+        raise BadTable("has no rows")
+    try:
+        return [dict(zip(_COLUMNS, map(float, row), strict=True)) for row in rows]
+    except ValueError:
+        raise BadTable(f"is no grid: each row needs the numbers {', '.join(_COLUMNS)}") from None
 
 
 def predict_row(row: Row) -> float:
@@ -54,6 +59,6 @@ def grid_report(path: str) -> dict[str, float]:
     return {
         "rows": len(rows), "mape": float(size.mean()), "median": float(np.median(size)),
         "p95": float(np.quantile(size, 0.95)), "bias": float((predicted / measured - 1).mean()),
-        "regret": float(np.mean(regrets)), "worst_regret": float(np.max(regrets)), "groups": len(regrets),
+        "regret": float(np.mean(regrets or [0.0])), "worst_regret": max(regrets, default=0.0), "groups": len(regrets),
         "peer_mape": 0.086, "peer_regret": 0.035,
     }  # fmt: skip

@@ -47,6 +47,17 @@ class Refused(Exception):
     """Why a row cannot be priced."""
 
 
+class BadTable(Exception):
+    """Why a file is no table of published runs."""
+
+
+COLUMNS = (
+    "row_id", "source_id", "source", "model", "layers", "hidden", "heads", "ffn", "seq_len", "global_batch", "gpu", "n_gpus",
+    "interconnect", "precision", "tp", "pp", "cp", "zero_stage_or_fsdp_mode", "recompute", "sequence_parallel", "notes",
+    "step_time_std_s", "complete",
+)  # fmt: skip
+
+
 @dataclass
 class Table:
     """The rows of a file: those that can be priced, and why the others cannot."""
@@ -59,7 +70,11 @@ def read_table(path: str | Path) -> Table:
     """Every row of a table of published runs."""
     table = Table()
     with open(path, newline="", encoding="utf-8-sig") as file:
-        for i, row in enumerate(csv.DictReader(file)):
+        reader = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise BadTable(f"has no column {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
+        for i, row in enumerate(reader):
             try:
                 table.runs.append(convert(row))
             except (Refused, mw.MeshwrightError) as why:
@@ -68,12 +83,17 @@ def read_table(path: str | Path) -> Table:
 
 
 def number(row: Cells, name: str, default: float = 0.0) -> float:
-    """A cell as a number; what is none (blank, text, nan) counts as left out."""
-    try:
-        value = float((row.get(name) or "").strip())
-    except ValueError:
+    """A cell as a number, or the default where it is blank."""
+    text = (row.get(name) or "").strip()
+    if text.lower() in {"", "-", "nan", "none", "n/a"}:
         return default
-    return value if isfinite(value) else default
+    try:
+        value = float(text)
+    except ValueError:
+        raise Refused(f"{name} is '{text[:40]}', expected a number") from None
+    if not isfinite(value) or value < 0:
+        raise Refused(f"{name} is {text[:40]}, expected 0 or more")
+    return value
 
 
 def whole(row: Cells, name: str, default: int = 0) -> int:
@@ -88,6 +108,9 @@ def convert(row: Cells) -> Run:
     """Job, plan and runtime of one row, or `Refused`."""
     if row["complete"] != "y":
         raise Refused("the source leaves out what a plan needs (complete is not y)")
+    for name in ("layers", "hidden", "heads", "ffn", "seq_len", "global_batch", "n_gpus"):
+        if not number(row, name):
+            raise Refused(f"{name} is missing")
     seconds, memory = number(row, "step_time_std_s"), number(row, "peak_mem_gb")
     if not seconds and not memory and "OOM" not in row["notes"]:
         raise Refused("neither step time nor peak memory is published")
@@ -99,7 +122,7 @@ def convert(row: Cells) -> Run:
     short = plan_of(row, framework, job)
     plan = mw.Plan.of(short, job)
     if not row["recompute"].strip():
-        plan = least_recompute(short, plan, job, framework)
+        plan = least_recompute(short, job, framework)
     unit = 2**30 if "gib" in row["notes"].lower() else 1e9
     return Run(
         row, job, plan, framework, seconds or None, memory * unit or None, "allocated" not in row["notes"].lower()
@@ -132,13 +155,13 @@ def framework_of(row: Cells) -> Runtime:
         found = runtime(("torchtitan" if recent else "torchtitan-2024") if compiled else "torchtitan-eager")
         return replace(found, tp_overlap=0.7) if re.search(r"async[ -]?tp", row["notes"].lower()) else found
     if row["gpu"].startswith("V100") or "bigscience" in text:
-        return runtime("deepspeed" if row["zero_stage_or_fsdp_mode"].startswith("3") else "megatron-2021")
+        return runtime("deepspeed-2022" if row["zero_stage_or_fsdp_mode"].startswith("3") else "megatron-2021")
     for words, name in (
         ("llm-foundry mosaic composer", "composer"),
         ("automodel", "automodel"),
         ("internevo", "internevo"),
         ("maxtext", "maxtext"),
-        ("deepspeed", "deepspeed"),
+        ("deepspeed", "deepspeed-2022"),
         ("nemo megatron-bridge mlperf dgxc gpu-recipes", "nemo"),
     ):
         if any(word in text for word in words.split()):
@@ -271,17 +294,21 @@ def usual_cluster(name: str, nodes: int, each: int) -> mw.Cluster:
 def _cluster(name: str, nodes: int, each: int, network: float) -> mw.Cluster:
     preset = mw.Cluster.preset(f"{nodes}x{each}x{name}")
     links = preset.groups[0].links
-    if not network or abs(links[-1].bandwidth / 1e9 - network) < 0.5:
+    as_sold = not network or abs(links[-1].bandwidth / 1e9 - network) < 0.5
+    # Racks of 72 are used in powers of two: jobs take 64 devices of each.
+    racks = any(link.span == 72 for link in links) and nodes * each > 64 and nodes * each % 72 != 0
+    if as_sold and not racks:
         return preset
     tables = [
         {
             "kind": link.kind, "topology": link.topology, "bandwidth_gb_s": link.bandwidth / 1e9,
             "latency_us": link.latency * 1e6, "aggregate_gb_s": link.aggregate / 1e9,
-            **({"span": link.span} if link.span else {}),
+            **({"span": 64 if racks and link.span == 72 else link.span} if link.span else {}),
         }
         for link in links
     ]  # fmt: skip
-    tables[-1] |= {"topology": "shared", "bandwidth_gb_s": network * each, "aggregate_gb_s": network * each}
+    if not as_sold:
+        tables[-1] |= {"topology": "shared", "bandwidth_gb_s": network * each, "aggregate_gb_s": network * each}
     group = {"device": name, "nodes": nodes, "devices_per_node": each, "link": tables}
     return mw.Cluster.from_table({"name": preset.name, "group": [group]})
 
@@ -302,15 +329,15 @@ def plan_of(row: Cells, framework: Runtime, job: mw.Job) -> dict[str, Any]:
         micro = max(job.global_batch // dp // pp, 1)
     if job.global_batch % dp:
         raise Refused(f"global batch {job.global_batch} does not divide over dp {dp}")
-    while (job.global_batch // dp) % micro:
-        micro -= 1
+    per_replica = job.global_batch // dp
+    micro = next(size for size in range(min(micro, per_replica), 0, -1) if per_replica % size == 0)
     # SimuMax states that its context parallelism is the all-to-all form.
     context = "ulysses" if "simumax" in row["source"].lower() else "ring"
     plan: dict[str, Any] = {
         "tp": tp, "pp": pp, context: cp, "dp": dp, "micro_batch": micro,
         "zero": zero_of(row, framework, dp * cp, pp), "recompute": recompute_of(row, framework, job),
     }  # fmt: skip
-    if found := re.search(r"(?:shard group|shard=)\s*(\d+)", row["zero_stage_or_fsdp_mode"]):
+    if found := re.search(r"(?:shard group|shard=|FSDP=)\s*(\d+)", row["zero_stage_or_fsdp_mode"]):
         plan["zero_group"] = min(int(found[1]), dp * cp)
     if row["sequence_parallel"] == "n":
         plan["sp"] = False
@@ -318,7 +345,7 @@ def plan_of(row: Cells, framework: Runtime, job: mw.Job) -> dict[str, Any]:
         plan |= {"ep": ep, "etp": whole(row, "etp", 1) or 1}
     elif whole(row, "moe_experts"):
         plan["ep"] = min(8, job.cluster.groups[0].devices_per_node)  # unstated: the experts of a layer over one node
-    virtual = virtual_of(row, pp, job)
+    virtual = virtual_of(row, pp)
     if pp > 1 and virtual > 1:
         plan["virtual"] = virtual
     return plan
@@ -342,10 +369,12 @@ def zero_of(row: Cells, framework: Runtime, replicas: int, pp: int) -> int:
 
 def recompute_of(row: Cells, framework: Runtime, job: mw.Job) -> Any:
     text = row["recompute"].lower()
-    if text in {"", "none"}:
+    if text in {"", "none", "n", "no", "off"}:
         return "none"
-    if text == "full":
+    if "full" in text:
         return "full"
+    if not re.search("select|core|mlp|norm", text):
+        raise Refused(f"recompute is '{text[:40]}', expected none, selective or full")
     names = {name for layer in job.model.layers for name in layer.op_names}
     if found := re.search(r"recompute detail: ([\w, ]+)", row["notes"]):
         parts = [part.strip() for part in found[1].split(",")]
@@ -367,7 +396,7 @@ _RECOMPUTED = {
 }  # fmt: skip
 
 
-def least_recompute(short: dict[str, Any], plan: mw.Plan, job: mw.Job, framework: Runtime) -> mw.Plan:
+def least_recompute(short: dict[str, Any], job: mw.Job, framework: Runtime) -> mw.Plan:
     """A source that does not say what it recomputes ran the least that fits: it did run."""
     names = {name for layer in job.model.layers for name in layer.op_names}
     cheap = [name for name in ("norm", "activation", "expert_activation", "q_up", "kv_up") if name in names]
@@ -379,10 +408,10 @@ def least_recompute(short: dict[str, Any], plan: mw.Plan, job: mw.Job, framework
     return mw.Plan.of(short | {"recompute": "full"}, job)
 
 
-def virtual_of(row: Cells, pp: int, job: mw.Job) -> int:
+def virtual_of(row: Cells, pp: int) -> int:
     """Stages per device group; Megatron's papers interleave wherever blocks divide, without printing how often."""
     blocks = whole(row, "layers")
     given = whole(row, "vpp")
     if given:
-        return given if pp * given <= blocks else 1
+        return max(min(given, blocks // pp), 1)  # frameworks that count embedding and head as layers fit one more
     return 2 if "interleaved" in row["notes"] else 1

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright import cost
 from meshwright.cluster import Cluster
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
 
 
-def estimate(job: Job, plan: Plan, runtime: str = "meshwright") -> Estimate:
+def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright") -> Estimate:
     """Step time, throughput, utilisation, memory and timeline of a plan, as a given framework would run it.
 
     >>> job = Job(Model.preset("llama3-8b"), Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
-    >>> round(estimate(job, Plan.of({"zero": 3}, job)).peak_memory / 2**30) > 0
+    >>> estimate(job, {"zero": 3}).fits
     True
     """
     from meshwright.cost.estimate import estimate as price  # numpy only when it is needed
 
-    return price(job, plan, runtime)
+    if not isinstance(job, Job):
+        raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
+    return price(job, plan if isinstance(plan, Plan) else Plan.of(plan, job), runtime)
 
 
 __all__ = [

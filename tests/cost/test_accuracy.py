@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -68,10 +69,32 @@ def test_the_grid_of_plans() -> None:
     assert found["regret"] < 0.035
 
 
-def test_a_table_that_is_none_is_named(tmp_path: Any) -> None:
-    (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
-    command = [sys.executable, str(ROOT / "benchmarks/accuracy.py"), "--csv", str(tmp_path / "odd.csv")]
+@pytest.mark.parametrize("option", ["--csv", "--grid"])
+@pytest.mark.parametrize(
+    "content", [b"a,b\n1,2\n", b"", b"\xff\xfe\x00\x80", None], ids=["columns", "empty", "binary", "none"]
+)
+def test_a_table_that_is_none_is_named(tmp_path: Any, option: str, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "odd.csv").write_bytes(content)
+    command = [sys.executable, str(ROOT / "benchmarks/accuracy.py"), option, str(tmp_path / "odd.csv")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "odd.csv" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_odd_cells_are_refused_by_name(tmp_path: Any) -> None:
+    with open(ROOT / "benchmarks/data/public.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    good = next(row for row in rows if row["row_id"] == "dgxc_bench-006")
+    changes = [{}, {"tp": "x"}, {"step_time_std_s": "-3"}, {"seq_len": ""}, {"recompute": "bogus"}, {"gpu": "abacus"}]
+    with open(tmp_path / "some.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(good))
+        writer.writeheader()
+        writer.writerows(good | change for change in changes)
+    found = accuracy("--csv", str(tmp_path / "some.csv"), "--rows")
+    assert [row["row_id"] for row in found["rows"]] == ["dgxc_bench-006"]
+    why = [row["why"] for row in found["refused"]]
+    assert all(
+        word in text for word, text in zip(("tp", "step_time", "seq_len", "recompute", "abacus"), why, strict=True)
+    )

@@ -72,12 +72,15 @@ def test_a_token_crosses_to_a_node_once() -> None:
 
 
 def test_messages_take_the_link_they_cross() -> None:
-    assert send_seconds(FREE, 1e9, 1) == pytest.approx(1e9 / 400e9)
-    assert send_seconds(FREE, 1e9, 8) == pytest.approx(1e9 / 50e9)
+    """Devices 4 and 8 are as far apart as 0 and 4, but on different nodes."""
+    cluster, exact = Cluster.preset("2x8xh100"), replace(DEFAULT, nvlink=1.0, network=1.0, hop=0.0)
+    times = [send_seconds(cluster, 1e9, a, b, exact) for a, b in ((0, 4), (4, 8), (0, 0))]
+    assert times == pytest.approx([1e9 / 450e9, 1e9 / 50e9, 0])
 
 
 def test_trees_beat_rings_where_latency_rules() -> None:
-    slow = Fabric((Tier(8, 400e9, 1e-6), Tier(10**9, 50e9, 10e-6)))
+    slow = Fabric((Tier(8, 400e9, 1e-6, tree=False), Tier(10**9, 50e9, 10e-6)))
+    assert reduce_seconds(slow, 1e3, 256, 8) == pytest.approx(2 * 8 * 10e-6, rel=1e-2)  # one member per node
     small = reduce_seconds(slow, 1e3, 8 * 256)
     assert small == pytest.approx(
         2 * 7 * 1e-6 + 2 * 8 * 10e-6, rel=1e-2

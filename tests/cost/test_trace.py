@@ -42,7 +42,7 @@ def test_rows_are_full_and_never_overlap(plan: dict[str, Any]) -> None:
             if thread == 1:
                 assert start == pytest.approx(end, abs=1e-2)
     longest = max(end for slices in rows.values() for _, end in slices) / 1e6
-    assert longest <= found.step_seconds
+    assert longest == pytest.approx(found.step_seconds)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from meshwright.cluster import Cluster
+from meshwright.cost import RUNTIMES
 from meshwright.errors import InputError
 from meshwright.files import decode_text, parse_json, read_json
 from meshwright.model import PRECISIONS, Model, presets
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs instead of text for people.")
+
+
+runtime_option = click.option(
+    "--runtime",
+    type=click.Choice(list(RUNTIMES), case_sensitive=False),
+    default="meshwright",
+    help="The framework that runs it (default meshwright).",
+)
 
 
 def print_json(value: object) -> None:
@@ -64,7 +73,7 @@ def plan_options(verb: F) -> F:
     count = click.IntRange(min=1)
     options = (
         click.option("--batch", type=count, help="Samples per step."),
-        click.option("--seq", type=count, help="Tokens per sample (default: the model's)."),
+        click.option("--seq", type=count, help="Tokens per sample (default: 4096, or what the model takes)."),
         click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Precision (default bf16)."),
         click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Optimizer (default adamw)."),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +18,11 @@ from meshwright.cli.common import (
     plan_options,
     print_json,
 )  # fmt: skip
-from meshwright.cost import RUNTIMES, fits
+from meshwright.cost import fits
 from meshwright.errors import InputError
 from meshwright.files import write_text
+from meshwright.model import presets
+from meshwright.plan import Job, Plan
 from meshwright.units import count, size
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ Examples:
   meshwright estimate plan.json --html plan.html      a page with the timeline and memory bars
   meshwright estimate plan.json --timeline step.json  for chrome://tracing or ui.perfetto.dev
   meshwright estimate plan.json --runtime megatron    as another framework would run it
+  ... --plan "tp=8,recompute=norm+activation"         repeat chosen operators only
 \b
 Times are predictions: docs/measurements.md says how far they were off on published runs.
 Exit codes: 0 it fits, 1 it does not fit into memory, 2 bad input.
@@ -44,7 +48,12 @@ Exit codes: 0 it fits, 1 it does not fit into memory, 2 bad input.
 @click.argument("cluster", required=False, shell_complete=complete_clusters)
 @click.option("--plan", "short", help="How to train it: tp=8,pp=4,zero=1, or a file.")
 @plan_options
-@click.option("--runtime", type=click.Choice(list(RUNTIMES)), default="meshwright", help="The framework that runs it.")
+@click.option(
+    "--runtime",
+    type=click.Choice(list(RUNTIMES), case_sensitive=False),
+    default="meshwright",
+    help="The framework that runs it.",
+)
 @click.option("--timeline", type=click.Path(), help="Write the step as a Chrome/Perfetto trace.")
 @click.option("--html", type=click.Path(), help="Write a page with the timeline and memory bars.")
 @as_json
@@ -56,14 +65,9 @@ def command(
 
     Name a MODEL and a CLUSTER and say how with --plan, or give the file of a PLAN that names its own.
     """
-    if cluster is None:
-        if short is not None:
-            raise InputError("is needed beside --plan", field="CLUSTER", valid="8x8xh100, or a .toml file")
-        document, job = load_plan(what, options)
-    else:
-        if short is None:
-            raise InputError("is needed beside MODEL and CLUSTER", field="--plan", valid="such as tp=8,pp=4,zero=1")
-        document, job = load_plan(short, {"model": what, "cluster": cluster, **options})
+    document, job = _read(what, cluster, short, options)
+    if timeline is not None and timeline == html:
+        raise InputError("is the file of --timeline too", field="--html")
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
 
     found = estimate(job, document, runtime)
@@ -74,7 +78,7 @@ def command(
     if html:
         from meshwright.cost.page import page
 
-        write_text(html, page(found))
+        write_text(html, page(found, notes_on(document, job)))
     if json_:
         print_json(found.to_table() | {"notes": notes_on(document, job)})
         raise click.exceptions.Exit(0 if found.fits else 1)
@@ -87,13 +91,36 @@ def command(
     fits(list(found.memory))
 
 
+def _read(what: str, cluster: str | None, short: str | None, options: dict[str, Any]) -> tuple[Plan, Job]:
+    """The plan and its job, from a file that names both or from a model, a cluster and a short plan."""
+    if cluster is None:
+        known = "=" not in what and not os.path.exists(what) and what in presets()
+        if short is not None or known:
+            raise InputError("is needed beside MODEL", field="CLUSTER", valid="8x8xh100, or a .toml file; and --plan")
+        return load_plan(what, options)
+    if not short:
+        raise InputError("is needed beside MODEL and CLUSTER", field="--plan", valid="such as tp=8,pp=4,zero=1")
+    if options.get("batch") is None:
+        raise InputError("is needed beside MODEL and CLUSTER", field="--batch", valid="samples per step")
+    try:
+        return load_plan(short, {"model": what, "cluster": cluster, **options})
+    except InputError as error:
+        if error.field in {"--model", "--cluster"}:
+            error.field = error.field.removeprefix("--").upper()
+        if "job of its own" in error.problem:
+            error.problem, error.field = "the plan has a job of its own: leave out MODEL and CLUSTER", "--plan"
+        raise
+
+
 def _print(found: Estimate) -> None:
     from rich.table import Table
 
+    from meshwright.cost.page import job_text, plan_text
     from meshwright.plan.picture import draw_memory, legend_of_memory
 
     out = console()
-    click.echo(f"{found.job.model.name} on {found.job.cluster.name}, {found.runtime.title}")
+    click.echo(f"{found.job.model.name} on {found.job.cluster.name}: {job_text(found)}")
+    click.echo(f"{plan_text(found)}; {found.runtime.title}")
     click.echo(
         f"step {found.step_seconds:.3g} s   {found.tokens_per_second_per_device:,.0f} tokens/s/device   "
         f"MFU {found.mfu:.1%}   HFU {found.hfu:.1%}   {count(found.job.tokens_per_step)} tokens/step"
@@ -105,8 +132,7 @@ def _print(found: Estimate) -> None:
         table.add_column(heading, justify="right")
     for name, seconds in sorted(found.breakdown.items(), key=lambda item: -item[1]):
         under = found.hidden.get(name, 0.0)
-        shown = {"pipeline": "pipeline bubble"}.get(name, name)
-        table.add_row(shown, f"{seconds:.4g}", f"{seconds / found.step_seconds:.1%}", f"{under:.4g}" if under else "")
+        table.add_row(name, f"{seconds:.4g}", f"{seconds / found.step_seconds:.1%}", f"{under:.4g}" if under else "")
     out.print(table)
     out.print(draw_memory(found.memory, out.width))
     out.print(legend_of_memory())

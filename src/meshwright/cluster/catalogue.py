@@ -44,6 +44,11 @@ def _by_spelling() -> dict[str, str]:
     return {plain(spelling): name for name in table for spelling in (name, *table[name]["aliases"])}
 
 
+def architectures() -> list[str]:
+    """Generations of chips that the catalogue tells apart."""
+    return sorted({row["architecture"] for row in _tables()["device"].values() if row["architecture"]})
+
+
 def find_device(name: str) -> str:
     """The catalogue's own name for a device, from any spelling of it.
 

@@ -78,6 +78,10 @@ class Cluster:
             raise InputError(f"device {rank} is not in {self.name}", valid=f"0 to {self.devices - 1}")
         return next(i for i, end in enumerate(self._starts[1:]) if rank < end)
 
+    def first_rank(self, group: int) -> int:
+        """The number of a group's first device."""
+        return self._starts[group]
+
     def device(self, rank: int) -> Device:
         return self.groups[self.group_index(rank)].device
 

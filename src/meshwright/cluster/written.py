@@ -139,6 +139,9 @@ def _device(row: GroupTable, base: Device) -> Device:
     for name in row.tflops:
         if name not in known:
             raise UnknownName("precision in tflops", name, known, see=", ".join(sorted(known)))
+    if row.architecture and row.architecture not in catalogue.architectures():
+        names = catalogue.architectures()
+        raise UnknownName("architecture", row.architecture, names, see=", ".join(names)).at(field="architecture")
     flops = base.flops | {p: _value(v) * TERA for p, v in row.tflops.items()}
     return replace(
         base,

@@ -1,22 +1,23 @@
 """Seconds of a collective over the real topology.
 
-A group of devices is (size, stride): its members are every `stride`-th device. Inside one span of a link's tier sit
-`span // stride` of them; between spans the group's ring crosses as many network adapters at once as it has members
-there (one rail each), and every other group of the same kind crosses on the adapters of its own members. All
-functions take numbers or numpy arrays.
+A group of devices is (size, stride): its members are every `stride`-th device, or, where devices are given one by one,
+the number of its members that each tier's span joins. Between spans the group's ring crosses as many network adapters
+at once as it has members there (one rail each), and every other group of the same kind crosses on the adapters of its
+own members. All functions take numbers or numpy arrays.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from meshwright.cluster import Group, Link
+from meshwright.cluster import Cluster, Group, Link
 from meshwright.cost.constants import DEFAULT, Constants
 
 Array = Any
+Counts = tuple[int, ...]  # members of a group that one span of each tier joins
 EVERYTHING = 10**9  # more devices than any cluster has
 _INSIDE = {"nvlink", "xgmi", "hccs", "ici", "blink", "package", "pcie", "memory"}
 
@@ -28,6 +29,7 @@ class Tier:
     span: int  # devices; EVERYTHING for the outermost
     bandwidth: float  # bytes/s of one device in one direction when all use it, as collectives reach it
     latency: float  # seconds per step
+    tree: bool = True  # whether all-reduces may take a tree here: between nodes, not inside one
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,35 @@ class Fabric:
         tiers = []
         for link in (*group.links, *([between] if between else [])):
             reached = constants.nvlink if link.kind in _INSIDE else constants.network
-            sharers = min(link.span, group.devices_per_node) if link.inside_node else group.devices_per_node
-            each = min(link.bandwidth, link.aggregate / max(sharers, 1))
-            last = link.span == 0
-            tiers.append(Tier(EVERYTHING if last else link.span, each * reached, link.latency * constants.hop))
+            each, last = device_rate(link, group), link.span == 0
+            inside = link.kind in _INSIDE
+            tiers.append(
+                Tier(EVERYTHING if last else link.span, each * reached, link.latency * constants.hop, not inside)
+            )
         if between:
-            tiers[-2] = Tier(group.devices, tiers[-2].bandwidth, tiers[-2].latency)
+            tiers[-2] = replace(tiers[-2], span=group.devices)
         return Fabric(tuple(tiers), constants.collective)
 
-    def steps(self, size: Array, stride: Array) -> list[tuple[Tier, Array, Array]]:
+    def steps(self, size: Array, stride: Array | Counts) -> list[tuple[Tier, Array, Array]]:
         """(tier, members joined by the tiers below it, factor by which this tier grows the group)."""
         found = []
         below: Array = np.ones_like(np.asarray(size, dtype=float))
-        for tier in self.tiers:
-            inside = np.clip(tier.span // stride, 1, size)
+        for i, tier in enumerate(self.tiers):
+            inside = stride[i] if isinstance(stride, tuple) else np.clip(tier.span // stride, 1, size)
             found.append((tier, below, inside / below))
             below = inside
         return found
 
 
-def gather_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 1) -> Array:
+def device_rate(link: Link, group: Group) -> float:
+    """Bytes/s of one device on a link when all its neighbours use it too."""
+    if link.topology not in {"shared", "pcie-tree"}:
+        return link.bandwidth
+    sharers = min(link.span, group.devices_per_node) if link.inside_node else group.devices_per_node
+    return min(link.bandwidth, link.aggregate / max(sharers, 1))
+
+
+def gather_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
     """All-gather to `moved` bytes per device, or reduce-scatter from them: a ring over all members.
 
     Each device passes on moved (size - 1) / size bytes; the slowest tier decides. A ring takes size - 1 steps.
@@ -76,7 +87,7 @@ def gather_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 1)
     return moved * (size - 1) / size * slowest + latency + fabric.start
 
 
-def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 1) -> Array:
+def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
     """All-reduce of `moved` bytes: a ring (reduce-scatter, then all-gather) or a tree, whichever is faster."""
     slowest: Array = 0.0
     ring: Array = 0.0
@@ -85,13 +96,14 @@ def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 1)
         used = factor > 1
         slowest = np.maximum(slowest, used / (tier.bandwidth * below))
         ring = ring + used * 2 * (factor - 1) * tier.latency
-        # Trees join nodes; inside one, NCCL keeps to rings.
-        hops = np.where(below > 1, np.ceil(np.log2(np.maximum(factor, 1))), factor - 1)
+        hops = np.ceil(np.log2(np.maximum(factor, 1))) if tier.tree else factor - 1
         tree = tree + used * 2 * hops * tier.latency
     return 2 * moved * (size - 1) / size * slowest + np.minimum(ring, tree) + fabric.start
 
 
-def exchange_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 1, *, copies: int = 0) -> Array:
+def exchange_seconds(
+    fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1, *, copies: int = 0
+) -> Array:
     """All-to-all in which each device sends `moved` bytes, one part to every member (itself included).
 
     Tiers work side by side, so the slowest decides. Where each token goes to `copies` members and crosses to a node
@@ -108,12 +120,21 @@ def exchange_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array = 
     return moved * slowest + latency + fabric.start
 
 
-def send_seconds(fabric: Fabric, moved: Array, distance: Array) -> Array:
-    """A message to the device `distance` further on."""
-    bandwidth: Array = fabric.tiers[-1].bandwidth
-    latency: Array = fabric.tiers[-1].latency
-    for tier in reversed(fabric.tiers[:-1]):
-        inside = distance < tier.span
-        bandwidth = np.where(inside, tier.bandwidth, bandwidth)
-        latency = np.where(inside, tier.latency, latency)
-    return moved / bandwidth + latency
+def ring_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
+    """One step of a ring in which every member passes `moved` bytes on: as slow as the slowest link it crosses."""
+    slowest: Array = 0.0
+    latency: Array = 0.0
+    for tier, _, factor in fabric.steps(size, stride):
+        used = factor > 1
+        slowest = np.maximum(slowest, used / tier.bandwidth)
+        latency = np.maximum(latency, used * tier.latency)
+    return moved * slowest + latency
+
+
+def send_seconds(cluster: Cluster, moved: float, a: int, b: int, constants: Constants = DEFAULT) -> float:
+    """A message from one device to another, while their neighbours send theirs."""
+    if a == b:
+        return 0.0
+    link, home = cluster.link(a, b), cluster.groups[cluster.group_index(a)]
+    reached = constants.nvlink if link.kind in _INSIDE else constants.network
+    return moved / (device_rate(link, home) * reached) + link.latency * constants.hop

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cluster import Device
-from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.constants import DEFAULT, Architecture, Constants
 from meshwright.cost.runtime import Runtime
 
 Array = Any  # a number or an array of them
@@ -30,8 +30,8 @@ LOW = ("fp8", "mxfp8", "nvfp4")
 
 
 def peak_flops(device: Device, precision: str) -> float:
-    """The dense peak of the fastest rate that a job's matrix products may use; 0 where the device has none."""
-    return next((device.flops[p] for p in _RATES[precision] if p in device.flops), 0.0)
+    """The dense peak of the fastest rate that a job's matrix products may use; else the slowest the device has."""
+    return next((device.flops[p] for p in _RATES[precision] if p in device.flops), min(device.flops.values()))
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,43 @@ class Chip:
     def of(device: Device, precision: str, runtime: Runtime, constants: Constants = DEFAULT) -> Chip:
         """The rates a device sustains in a job's precision under a runtime's kernels."""
         arch = constants.architecture(device.architecture)
-        best = next((p for p in _RATES[precision] if p in device.flops), "")
-        high = next((p for p in _RATES["fp32" if precision == "fp32" else "bf16"] if p in device.flops), best)
-        power = (device.watts / arch.watts) ** constants.power if device.watts and arch.watts else 1.0
+        slowest = min(device.flops, key=lambda p: device.flops[p])
+        best = next((p for p in _RATES[precision] if p in device.flops), slowest)
         bits = {"fp8": 1, "fp4": 2}.get(best, 0)
-        peak = device.flops.get(high, 1e12) * power
+        high = next((p for p in _RATES["bf16" if bits else precision] if p in device.flops), best)
+        power = _power(device, arch, constants)
+        peak = device.flops[high] * power
         kernel = {"native": arch.native, "triton": arch.triton}.get(runtime.attention, arch.flash)
+        sixteen = device.flops[high] * min(power * arch.products[0], constants.most)
+        if high == "fp32":  # vector units: neither the tiles nor the power of matrix units limit them
+            sixteen = device.flops[high] * constants.vector
+        product = device.flops[best] * min(power * arch.products[bits], constants.most) if bits else sixteen
         return Chip(
-            device.flops.get(best, 1e12) * power * arch.products[bits], peak * arch.products[0],
-            (peak * kernel[0], peak * kernel[1]), device.memory_bandwidth * constants.memory,
-            device.memory_bandwidth * constants.norm, bits > 0, constants,
+            product, sixteen, (min(peak * kernel[0], sixteen), min(peak * kernel[1], sixteen)),
+            device.memory_bandwidth * constants.memory, device.memory_bandwidth * constants.norm, bits > 0, constants,
         )  # fmt: skip
 
 
+def _power(device: Device, arch: Architecture, constants: Constants) -> float:
+    """More power per FLOP of the peak than the board that was measured has: more of the peak is sustained."""
+    peak = device.flops.get("bf16") or device.flops.get("fp16")
+    if not (device.watts and arch.watts_per_tflop and peak):
+        return 1.0
+    return float((device.watts / (peak / 1e12) / arch.watts_per_tflop) ** constants.power)
+
+
 def product_seconds(
-    chip: Chip, m: Array, k: Array, n: Array, *, low: bool = True, groups: Array = 1, added_to: float = 0.0
+    chip: Chip,
+    m: Array,
+    k: Array,
+    n: Array,
+    *,
+    low: bool = True,
+    groups: Array = 1,
+    added_to: float = 0.0,
+    size: float = 2.0,
 ) -> Array:
-    """(m x k) @ (k x n), of 16-bit or smaller numbers; or so many `groups` of them, the experts of a mixture.
+    """(m x k) @ (k x n) of numbers of `size` bytes; or so many `groups` of them, the experts of a mixture.
 
     Tiles that are not full waste part of the rate. Loads hide behind computation but not wholly: the root of the sum
     of squares lies between the larger of the two times and their sum, as measured on the H200. Grouped products hide
@@ -76,7 +96,7 @@ def product_seconds(
     c = chip.constants
     rate = chip.product if low else chip.product_16
     flops = 2.0 * groups * (m + c.product_n) * (k + c.product_k) * (n + c.product_n)
-    computing, loading = flops / rate, groups * (2.0 * m * k + 2.0 * k * n + 2.0 * m * n) / chip.memory
+    computing, loading = flops / rate, size * groups * (m * k + k * n + m * n) / chip.memory
     adding = 2.0 * added_to * groups * m * n / chip.memory
     power = np.where(np.asarray(groups) > 1, 1.5, 2.0)
     both = (computing**power + loading**power) ** (1 / power)
@@ -91,8 +111,7 @@ def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_d
     c = chip.constants
     rate = chip.attention[backward] * keys / (keys + c.attention_keys[backward])
     rate = rate * min(1.0, head_dim / 128) ** c.head_size
-    if not backward:
-        rate = rate * rows / (rows + c.attention_rows)
+    rate = rate * rows / (rows + c.attention_rows[backward] * chip.attention[0])  # more units want more rows
     return flops * (2.5 if backward else 1.0) / rate + (2 if backward else 1) * c.product_floor
 
 

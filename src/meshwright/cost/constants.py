@@ -19,7 +19,7 @@ class Architecture:
     flash: tuple[float, float]  # FlashAttention-2, forward and backward, head size 128, long sequences
     native: tuple[float, float]  # the architecture's best attention kernel (FlashAttention-3, cuDNN), likewise
     triton: tuple[float, float]  # FlashAttention in Triton with ALiBi, as of 2023, likewise
-    watts: float = 0.0  # power of the board these were seen on; 0: not known
+    watts_per_tflop: float = 0.0  # of the board these were seen on, dense 16-bit peak; 0: not known
 
 
 # Hopper: measured on an H200 (benchmarks/results/h200.json). Blackwell: B200 figures of SimuMax v1.2
@@ -28,14 +28,14 @@ class Architecture:
 # Learning Engineering", 2025: A100 0.869, H100 0.803, MI300X 0.60, MI250X 0.767), times 0.88, which is what the H200
 # sustains of its best. FlashAttention-2: Dao, 2023 (A100 0.60 and 0.50; H100 0.37 and 0.30).
 ARCHITECTURES = {
-    "volta": Architecture((0.70, 0.70, 0.70), (0.35, 0.25), (0.35, 0.25), (0.35, 0.25), 300),
-    "ampere": Architecture((0.82, 0.82, 0.82), (0.62, 0.55), (0.62, 0.55), (0.415, 0.345), 400),
-    "ada": Architecture((0.77, 0.70, 0.70), (0.60, 0.50), (0.60, 0.50), (0.60, 0.50), 300),
-    "hopper": Architecture((0.685, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.213, 0.173), 700),
-    "blackwell": Architecture((0.455, 0.52, 0.43), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), 1000),
-    "cdna2": Architecture((0.67, 0.60, 0.60), (0.30, 0.22), (0.40, 0.30), (0.30, 0.22), 500),
-    "cdna3": Architecture((0.53, 0.50, 0.50), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 750),
-    "cdna4": Architecture((0.55, 0.52, 0.45), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 1400),
+    "volta": Architecture((0.70, 0.70, 0.70), (0.35, 0.25), (0.35, 0.25), (0.35, 0.25), 2.4),
+    "ampere": Architecture((0.815, 0.815, 0.815), (0.62, 0.55), (0.62, 0.55), (0.41, 0.34), 1.282),
+    "ada": Architecture((0.77, 0.70, 0.70), (0.60, 0.50), (0.60, 0.50), (0.60, 0.50), 0.967),
+    "hopper": Architecture((0.695, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.21, 0.17), 0.7075),
+    "blackwell": Architecture((0.457, 0.56, 0.475), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), 0.4444),
+    "cdna2": Architecture((0.67, 0.60, 0.60), (0.30, 0.22), (0.40, 0.30), (0.30, 0.22)),
+    "cdna3": Architecture((0.53, 0.50, 0.50), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 0.574),
+    "cdna4": Architecture((0.55, 0.52, 0.45), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 0.56),
     "davinci": Architecture((0.66, 0.60, 0.60), (0.40, 0.30), (0.40, 0.30), (0.40, 0.30)),
     "cpu": Architecture((0.70, 0.70, 0.70), (0.30, 0.30), (0.30, 0.30), (0.30, 0.30)),
     "": Architecture((0.66, 0.60, 0.60), (0.35, 0.28), (0.35, 0.28), (0.35, 0.28)),
@@ -52,20 +52,24 @@ class Constants:
     product_k: float = 50.0  # measured 0 (16 bits) to 100 (8 bits) on the H200
     product_n: float = 16.0
     product_floor: float = 6e-6  # seconds of the smallest product on the device (measured 8-9, launch included)
-    # Sustained rates are limited by power: a board of the same chips with more power sustains more.
-    power: float = 0.73
+    most: float = 0.95  # part of its peak that no board exceeds
+    # Sustained rates are limited by power: a board with more watts per FLOP of its peak sustains more of it.
+    power: float = 0.77
+    vector: float = 0.80  # part of the float32 peak that products reach where no matrix units do them
     # --- attention kernels
     attention_keys: tuple[float, float] = (250.0, 1000.0)  # keys at which a kernel reaches half its rate (measured)
     head_size: float = 0.36  # heads smaller than 128 reach (size / 128) to this power (measured: 64 reaches 0.78)
-    attention_rows: float = 60e3  # queries x heads on the device at which it does (SimuMax's B200: 52-83 thousand)
+    # Queries x heads on the device at which it does, per FLOP/s of the kernel: SimuMax's B200 needs 52-83 thousand in the
+    # forward pass and about 8 thousand in the backward; the H200's eight heads fit the same rule.
+    attention_rows: tuple[float, float] = (60e3 / 1.3e15, 8e3 / 1.3e15)
     # --- kernels bound by memory
     memory: float = 0.60  # part of the peak that copies, additions and activation functions reach (measured 0.63-0.90,
     # SimuMax on a B200: 0.67)
     norm: float = 0.50  # part that a norm reaches (measured 0.49-0.55)
     memory_floor: float = 2.5e-6  # seconds of the smallest such kernel on the device
     # --- links
-    nvlink: float = 0.70  # part of a link's rate that large collectives inside a node reach (SimuMax's B200: 0.67-0.74)
-    network: float = 0.93  # the same between nodes
+    nvlink: float = 0.69  # part of a link's rate that large collectives inside a node reach (SimuMax's B200: 0.67-0.74)
+    network: float = 0.94  # the same between nodes
     collective: float = 20e-6  # seconds to start a collective (SimuMax's B200: 22-26 microseconds)
     host_copy: float = 0.95  # part of the host link's rate that large copies reach (measured 55 of 55 GB/s)
     host_memory: float = 200e9  # bytes/s at which a node's processors update offloaded states (DeepSpeed's CPU Adam)
@@ -74,6 +78,7 @@ class Constants:
     host_overlap: float = 3.0
     # --- two things at once: each second of communication under computation slows it by so much
     contention: float = 0.155
+    dual_pipe: float = 0.9  # part of the experts' all-to-alls that DualPipe hides (DeepSeek-AI, 2024: all but the ends)
     # --- the whole job: waiting for the slowest of many devices, per doubling of the nodes
     straggler: float = 0.0045
 

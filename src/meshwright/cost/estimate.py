@@ -11,13 +11,14 @@ import msgspec
 from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import plan_memory
-from meshwright.cost.pipeline import Event
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.cost.step import PipelineTime, between_pipelines, pipeline_time
+from meshwright.errors import InputError, shorten
 from meshwright.model import Slice
 from meshwright.plan import Job, Plan
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of
+from meshwright.units import size
 
 CONVENTION = (
     "a multiply-add is two FLOPs; the backward pass counts twice the forward; causal masks count only the pairs they let "
@@ -26,7 +27,7 @@ CONVENTION = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """What one step of a plan takes, and where the time goes.
 
@@ -74,6 +75,12 @@ class Estimate:
         """Seconds of communication per step that run under computation, a mean over device groups."""
         return max(self.pipelines, key=lambda p: p.seconds).hidden
 
+    def __repr__(self) -> str:
+        return (
+            f"Estimate({self.job.model.name} on {self.job.cluster.name}: {self.step_seconds:.4g} s per step, "
+            f"MFU {self.mfu:.1%}, {size(self.peak_memory)} on the fullest device)"
+        )
+
     def to_table(self) -> dict[str, Any]:
         """Everything but the timeline, as JSON knows it."""
         return {
@@ -81,6 +88,10 @@ class Estimate:
             "cluster": self.job.cluster.name,
             "runtime": self.runtime.name,
             "devices": self.plan.devices,
+            "global_batch": self.job.global_batch,
+            "seq_len": self.job.seq_len,
+            "precision": self.job.precision,
+            "optimizer": self.job.optimizer,
             "step_seconds": self.step_seconds,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
             "mfu": self.mfu,
@@ -93,24 +104,30 @@ class Estimate:
             "memory": [msgspec.structs.asdict(row) | {"total": row.total} for row in self.memory],
         }
 
-    def events(self, pipeline: int = 0) -> tuple[Event, ...]:
-        """The actions of every device group of a pipeline, in seconds from the start of the step."""
-        return self.pipelines[pipeline].timeline.events
-
 
 def estimate(
     job: Job, plan: Plan, runtime_name: str | Runtime = "meshwright", constants: Constants = DEFAULT
 ) -> Estimate:
     """Price a plan, whether a search found it or a person wrote it, as a given framework would run it."""
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
+    _same_job(job, plan)
     pipelines = tuple(pipeline_time(job, pipeline, framework, constants) for pipeline in plan.pipelines)
     seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
     model_flops = 3 * _forward_flops(job) * job.global_batch
-    peak = _peak(job, plan) * seconds
+    peak, fused = _peak(job, plan) * seconds, framework.attention != "unfused"
     return Estimate(
-        job, plan, framework, seconds, model_flops / peak, (model_flops + _repeated_flops(job, plan)) / peak,
+        job, plan, framework, seconds, model_flops / peak, (model_flops + _repeated_flops(job, plan, fused=fused)) / peak,
         tuple(plan_memory(plan, job, framework)), pipelines,
     )  # fmt: skip
+
+
+def _same_job(job: Job, plan: Plan) -> None:
+    """A plan belongs to one job: pricing it for another would mix the two."""
+    for name in ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer"):
+        theirs, ours = getattr(plan.job, name), getattr(job.written(), name)
+        if theirs != ours:
+            shown = [shorten(str(value), 40) for value in (theirs, ours)]
+            raise InputError(f"the plan was made for {name} {shown[0]}, the job has {shown[1]}", field=name)
 
 
 def _peak(job: Job, plan: Plan) -> float:
@@ -128,14 +145,15 @@ def _forward_flops(job: Job) -> float:
     return float(sum(count * layer.forward_flops(whole) for layer, count in alike(job.model.layers)))
 
 
-def _repeated_flops(job: Job, plan: Plan) -> float:
+def _repeated_flops(job: Job, plan: Plan, *, fused: bool) -> float:
     """FLOPs of the step that recomputation adds."""
     whole = Slice(1, job.seq_len, job.precision)
     total = 0.0
     for pipeline in plan.pipelines:
         for span in (span for stage in pipeline.stages for span in stage.spans):
             for layer, count in alike(layers_of(job.model, span.layers)):
-                again = layer.recomputed_ops(span.recompute)
+                level = "none" if span.recompute == "full" and not layer.block else span.recompute
+                again = layer.recomputed_ops(level, fused_attention=fused)
                 flops = sum(op.forward_flops(whole, layer.length(job.seq_len)) for op in layer.ops if op.name in again)
                 total += float(flops) * count * pipeline.batch
     return total

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
+from meshwright.cost.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, ring_seconds
 from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, product_seconds
 from meshwright.cost.runtime import Runtime
 from meshwright.model import Layer, Slice
@@ -55,7 +55,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Placement:
-    """How far apart the members of each axis are, in devices: 1 = side by side."""
+    """How far apart the members of each axis are, in devices (1 = side by side), or how many each tier joins."""
 
     tp: Array = 1
     ulysses: Array = 1
@@ -86,26 +86,35 @@ def layer_time(
 ) -> LayerTime:  # fmt: skip
     """Computation and communication of one layer for one micro-batch on one device."""
     length = layer.length(cut.seq_len)
-    fused = runtime.attention != "unfused"
-    again = layer.recomputed_ops(recompute, fused_attention=fused)
+    if recompute == "full" and not layer.block:
+        recompute = "none"  # frameworks repeat blocks, not what stands before and after them
+    again = layer.recomputed_ops(recompute, fused_attention=runtime.attention != "unfused")
     total = Work()
     for op in layer.ops:
         work = _op_work(op, layer, cut, length, chip, runtime)
         if op.name in again or (op.kind == "stream" and recompute == "full"):
             work = Work(work.forward, work.input_gradient, work.weight_gradient, work.forward, work.kernels)
         total += work
-    repeats = recompute == "full"
+    cuts = [op for op in layer.ops if op.cut in {"column", "row"} or op.kind == "dispatch"]
     transfers = {
-        "tp": _tensor_parallel(layer, cut, length, fabric, runtime, place, total, repeats=repeats),
-        "ring": _ring(layer, cut, length, chip, fabric, place, repeats=repeats),
-        "ulysses": _ulysses(layer, cut, length, fabric, place, repeats=repeats),
-        "ep": _experts(layer, cut, fabric, runtime, place, repeats=repeats),
+        "tp": _tensor_parallel(layer, cut, length, fabric, runtime, place, total),
+        "ring": _ring(layer, cut, length, chip, fabric, runtime, place),
+        "ulysses": _ulysses(layer, cut, length, fabric, place),
+        "ep": _experts(layer, cut, length, fabric, runtime, place),
     }
-    found = {axis: t for axis, t in transfers.items() if t is not None}
-    collectives = sum(
-        runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found
-    )  # the host issues these too
-    return LayerTime(total + Work(kernels=collectives), found)
+    # Recomputed operators fetch their inputs again.
+    repeats = sum(op.name in again for op in cuts) / max(len(cuts), 1)
+    found = {axis: _settled(t, chip, repeats) for axis, t in transfers.items() if t is not None}
+    collectives = sum(runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found)
+    return LayerTime(total + Work(kernels=collectives), found)  # the host issues collectives too
+
+
+def _settled(t: Transfer, chip: Chip, repeats: float) -> Transfer:
+    """What is hidden slows the computation it hides under; what is recomputed is communicated again."""
+    slow = chip.constants.contention
+    forward = t.forward_exposed + slow * (t.forward - t.forward_exposed)
+    backward = t.backward_exposed + slow * (t.backward - t.backward_exposed)
+    return Transfer(t.forward, t.backward, forward, backward, forward * repeats)
 
 
 def _op_work(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
@@ -129,16 +138,19 @@ def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> W
     if op.cut == "expert":
         experts = op.weights[0].experts
         groups = np.maximum(experts / cut.ep, 1)
-        m, n = cut.tokens("routed", length) * op.rows / groups, op.n / cut.etp
+        m = cut.tokens("routed", length) * op.rows / groups
+        k, n = (op.k / cut.etp, op.n) if op.name.endswith("down") else (op.k, op.n / cut.etp)
     elif op.cut == "column":
         m, n = cut.tokens("whole", length), op.n / cut.tp * op.padding(cut)
     elif op.cut == "row":
         m, k = cut.tokens("whole", length), op.k / cut.tp * op.padding(cut)
     low = chip.low and op.name not in {"logits", "router", "shared_gate"}
-    forward = product_seconds(chip, m, k, n, low=low, groups=groups)
-    by_input = product_seconds(chip, m, n, k, low=low, groups=groups)
+    size = precision(cut.precision).activation
+    added = max(runtime.accumulate_bytes, size)
+    forward = product_seconds(chip, m, k, n, low=low, groups=groups, size=size)
+    by_input = product_seconds(chip, m, n, k, low=low, groups=groups, size=size)
     # Weight gradients are added to those of earlier micro-batches.
-    by_weight = product_seconds(chip, k, m, n, low=low, groups=groups, added_to=runtime.accumulate_bytes)
+    by_weight = product_seconds(chip, k, m, n, low=low, groups=groups, size=size, added_to=added)
     if low:  # operands are read in 16 bits and written in 8, once as they are and once transposed
         forward = forward + (0.0 if op.shares_input else memory_seconds(chip, 4.0 * m * k * groups))
         by_input = by_input + memory_seconds(chip, 4.0 * m * n * groups)
@@ -154,10 +166,11 @@ def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtim
     heads = max(layer.heads, 1)
     head_dim = max(sum(kept.per_token for kept in op.keeps if kept.name == "context") / heads, 1.0)
     if runtime.attention == "unfused":
-        scores = float(length) * length * heads  # of one sample, the masked half included
-        here = scores * cut.micro_batch / (cut.tp * cut.ulysses * cut.ring)
-        batch = cut.micro_batch * heads / (cut.tp * cut.ulysses)
-        one = product_seconds(chip, length / cut.ring, head_dim, length, low=False, groups=batch)
+        # The masked half included; windows of a picture are products of their own, sliding ones are masked.
+        keys = length if op.pairs != "none" else op.flops_per_token / (4 * heads * head_dim)
+        here = float(length) * keys * heads * cut.micro_batch / (cut.tp * cut.ulysses * cut.ring)
+        batch = cut.micro_batch * heads / (cut.tp * cut.ulysses) * length / keys
+        one = product_seconds(chip, keys / cut.ring, head_dim, keys, low=False, groups=batch)
         size = precision(cut.precision).activation / 2
         forward = 2 * one + memory_seconds(chip, _SCORE_BYTES[0] * size * here)
         return Work(forward, 4 * one + memory_seconds(chip, _SCORE_BYTES[1] * size * here), kernels=5)
@@ -198,15 +211,7 @@ def _traced(op: Op, cut: Slice, length: int, chip: Chip) -> Work:
 
 
 def _tensor_parallel(
-    layer: Layer,
-    cut: Slice,
-    length: int,
-    fabric: Fabric,
-    runtime: Runtime,
-    place: Placement,
-    work: Work,
-    *,
-    repeats: bool,
+    layer: Layer, cut: Slice, length: int, fabric: Fabric, runtime: Runtime, place: Placement, work: Work
 ) -> Transfer | None:
     """Activations gathered before column-cut products and summed after row-cut ones (Shoeybi et al., 2019).
 
@@ -221,70 +226,65 @@ def _tensor_parallel(
     moved = precision(cut.precision).activation * width * cut.tokens("whole", length)
     gather = gather_seconds(fabric, moved, cut.tp, place.tp)
     reduce = reduce_seconds(fabric, moved, cut.tp, place.tp)
-    sp = np.asarray(cut.sp)
-    forward = np.where(sp, (columns + rows) * gather, rows * reduce)
-    backward = np.where(sp, (2 * columns + rows) * gather, columns * reduce)
-    on = np.asarray(cut.tp) > 1
-    forward, backward = on * forward, on * backward
-    exposed = forward * (1 - runtime.tp_overlap)
+    sp, on = np.asarray(cut.sp), np.asarray(cut.tp) > 1
+    forward = on * np.where(sp, (columns + rows) * gather, rows * reduce)
+    backward = on * np.where(sp, (2 * columns + rows) * gather, columns * reduce)
+    blocking = backward
     if runtime.tp_backward_overlap:
         # The input's gather runs under its gradient, the gradient's reduction under the weights'.
-        blocking = np.where(sp, rows * gather, 0.0) * on
-        hidden = np.minimum(backward - blocking, work.input_gradient + work.weight_gradient)
-        blocking = (backward - hidden) * (1 - runtime.tp_overlap)
-    else:
-        blocking = backward * (1 - runtime.tp_overlap)
-    return Transfer(forward, backward, exposed, blocking, exposed * repeats)
+        first = np.where(sp, rows * gather, 0.0) * on
+        blocking = backward - np.minimum(backward - first, work.input_gradient + work.weight_gradient)
+    return Transfer(forward, backward, forward * (1 - runtime.tp_overlap), blocking * (1 - runtime.tp_overlap))
 
 
 def _ring(
-    layer: Layer, cut: Slice, length: int, chip: Chip, fabric: Fabric, place: Placement, *, repeats: bool
+    layer: Layer, cut: Slice, length: int, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement
 ) -> Transfer | None:
     """Keys and values travel around the ring while each piece is attended to; gradients travel back with them."""
     if np.all(cut.ring == 1) or layer.kind not in {"attention", "cross_attention"}:
         return None
-    kv = _kv_width(layer)
-    each = precision(cut.precision).activation * kv * cut.tokens("tensor", length)
-    # The ring crosses the slowest link of its members, not only the neighbour's.
-    step = np.maximum(send_seconds(fabric, each, place.ring), send_seconds(fabric, each, place.ring * (cut.ring - 1)))
-    core = sum(_op_work(op, layer, cut, length, chip, _FLASH).forward for op in layer.ops if op.kind == "attention")
+    step = ring_seconds(fabric, _kept(layer, cut, length, "k", "v"), cut.ring, place.ring)
+    core = [_op_work(op, layer, cut, length, chip, runtime) for op in layer.ops if op.kind == "attention"]
     forward = (cut.ring - 1) * step
-    backward = 2 * forward
-    exposed = np.maximum(forward - core * (cut.ring - 1) / cut.ring, 0)
-    exposed_back = np.maximum(backward - 2.5 * core * (cut.ring - 1) / cut.ring, 0)
-    return Transfer(forward, backward, exposed, exposed_back, exposed * repeats)
+    under = (cut.ring - 1) / cut.ring  # the first piece is here already
+    exposed = np.maximum(forward - sum(work.forward for work in core) * under, 0)
+    behind = np.maximum(2 * forward - sum(work.input_gradient for work in core) * under, 0)
+    return Transfer(forward, 2 * forward, exposed, behind)
 
 
-_FLASH = Runtime("", "")
+def _kept(layer: Layer, cut: Slice, length: int, *names: str) -> Array:
+    """Bytes of some tensors of a layer on one device, with heads that tensor parallelism repeats."""
+    tensors = {kept.name: kept for op in layer.ops for kept in op.keeps}
+    return sum(tensors[name].bytes(cut, length) for name in names if name in tensors)
 
 
-def _kv_width(layer: Layer) -> float:
-    """Elements of keys and values per token."""
-    kept = {k.name: k.per_token for op in layer.ops for k in op.keeps}
-    return kept.get("k", layer.width_in) + kept.get("v", layer.width_in)
-
-
-def _ulysses(
-    layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Placement, *, repeats: bool
-) -> Transfer | None:
+def _ulysses(layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Placement) -> Transfer | None:
     """Queries, keys and values change from a cut of the sequence to a cut of the heads, the context changes back."""
     if np.all(cut.ulysses == 1) or layer.kind not in {"attention", "cross_attention"}:
         return None
-    kept = {k.name: k.per_token for op in layer.ops for k in op.keeps}
-    width = kept.get("q", layer.width_in) + _kv_width(layer) + kept.get("context", layer.width_in)
-    moved = precision(cut.precision).activation * width * cut.tokens("tensor", length)
+    moved = _kept(layer, cut, length, "q", "k", "v", "context")
     seconds = exchange_seconds(fabric, moved, cut.ulysses, place.ulysses) * (np.asarray(cut.ulysses) > 1)
-    return Transfer(seconds, seconds, seconds, seconds, seconds * repeats)
+    return Transfer(seconds, seconds, seconds, seconds)
 
 
 def _experts(
-    layer: Layer, cut: Slice, fabric: Fabric, runtime: Runtime, place: Placement, *, repeats: bool
+    layer: Layer, cut: Slice, length: int, fabric: Fabric, runtime: Runtime, place: Placement
 ) -> Transfer | None:
-    """Tokens travel to their experts and back, and their gradients likewise: two all-to-alls per pass."""
-    if np.all(cut.ep == 1) or not layer.experts:
+    """Tokens travel to their experts and back, and their gradients likewise: two all-to-alls per pass.
+
+    Devices that share an expert (etp) gather its tokens and scatter its results. Tensor parallelism without sequence
+    parallelism deals a layer's tokens out to its devices, and gathers them again at the end.
+    """
+    if not layer.experts or np.all((cut.ep == 1) & (cut.etp == 1) & (cut.tp == 1)):
         return None
+    sent = layer.dispatch_bytes(cut)
     copies = layer.top_k if runtime.one_copy_per_node else 0
-    seconds = 2 * exchange_seconds(fabric, layer.dispatch_bytes(cut), cut.ep, place.ep, copies=copies)
-    seconds = seconds * (np.asarray(cut.ep) > 1)
-    exposed = seconds * (1 - runtime.overlap_experts)
-    return Transfer(seconds, seconds, exposed, exposed, exposed * repeats)
+    seconds = 2 * exchange_seconds(fabric, sent, cut.ep, place.ep, copies=copies) * (np.asarray(cut.ep) > 1)
+    shared = 2 * gather_seconds(fabric, sent * cut.etp, cut.etp, 1) * (np.asarray(cut.etp) > 1)
+    whole = precision(cut.precision).activation * layer.width_out * cut.tokens("whole", length)
+    dealt = gather_seconds(fabric, whole, cut.tp, place.tp) * (
+        (np.asarray(cut.tp) > 1) & ~np.asarray(cut.sp, dtype=bool)
+    )
+    exposed = seconds * (1 - runtime.overlap_experts) + shared + dealt
+    whole_time = seconds + shared + dealt
+    return Transfer(whole_time, whole_time, exposed, exposed)

@@ -148,7 +148,7 @@ def _device_memory(
         gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(activations),
         swapped_in=round(_parked_here(job, pipeline, set(mine), groups, runtime)), working=round(working),
         communication=round(communication), fragmentation=round(runtime.fragmentation * loose),
-        context=0 if home.device.vendor == "cpu" else round(runtime.context),
+        context=0 if home.device.architecture == "cpu" else round(runtime.context),
         host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
 

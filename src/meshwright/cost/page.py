@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -17,27 +18,41 @@ _COLOURS = {
     "F": "#3b6ea8", "B": "#c4622d", "I": "#c4622d", "W": "#8e4585", "gradients": "#3a7d44", "optimizer": "#7d7a2c",
 }  # fmt: skip
 _TIME = {
-    "forward compute": "#3b6ea8", "backward compute": "#c4622d", "recompute": "#a83b3b", "pipeline": "#9aa3ad",
+    "forward compute": "#3b6ea8", "backward compute": "#c4622d", "recompute": "#a83b3b", "pipeline bubble": "#9aa3ad",
     "gradients": "#3a7d44", "optimizer": "#7d7a2c",
 }  # fmt: skip
 _OTHER = "#2a8b8b"
-MOST_EVENTS = 60_000  # drawn on the page; a longer timeline is cut at its beginning and end
+MOST_EVENTS = 60_000  # drawn on the page; of a longer timeline the middle is left out
 
 
-def page(estimate: Estimate) -> str:
+def page(estimate: Estimate, notes: Sequence[str] = ()) -> str:
     """HTML that needs nothing else: opens from the file system."""
     template = resources.files(__package__).joinpath("assets/estimate.html").read_text("utf-8")
     # "</" would end the script element early, wherever a name contains it.
-    return template.replace("__DATA__", json.dumps(_data(estimate)).replace("</", "<\\/"))
+    return template.replace("__DATA__", json.dumps(_data(estimate) | {"notes": list(notes)}).replace("</", "<\\/"))
+
+
+def job_text(estimate: Estimate) -> str:
+    """What was priced: the job."""
+    job = estimate.job
+    return f"{job.global_batch:,} samples of {job.seq_len:,} tokens, {job.precision}, {job.optimizer}"
+
+
+def plan_text(estimate: Estimate) -> str:
+    """What was priced: the plan, as far as a line holds it."""
+    first = estimate.plan.pipelines[0]
+    groups = len(first.stages) // first.schedule.virtual
+    words = [strategy_text(first.stages[0].spans[0]) or "one device"]
+    if groups > 1:
+        virtual = f", {first.schedule.virtual} stages each" if first.schedule.virtual > 1 else ""
+        words.append(f"{groups} device groups{virtual}, {first.schedule.name}")
+    words.append(f"{first.micro_batches} micro-batch" + ("es" if first.micro_batches > 1 else ""))
+    return "; ".join(words)
 
 
 def _data(estimate: Estimate) -> dict[str, Any]:
     table = estimate.to_table()
-    first = estimate.plan.pipelines[0]
-    subtitle = (
-        f"{strategy_text(first.stages[0].spans[0])}; {len(first.stages) // first.schedule.virtual} device groups, "
-        f"{first.schedule.name}, {first.micro_batches} micro-batches; {estimate.runtime.title}"
-    )
+    subtitle = f"{job_text(estimate)}; {plan_text(estimate)}; {estimate.runtime.title}"
     worst = max(estimate.memory, key=lambda row: row.total / row.capacity)
     return {
         "title": f"{table['model']} on {table['cluster']}",
@@ -93,7 +108,7 @@ def _time(estimate: Estimate) -> list[dict[str, Any]]:
         label = f"{seconds:.3g} s  {seconds / estimate.step_seconds:.1%}"
         if under := estimate.hidden.get(name):
             label += f" (+ {under:.3g} s hidden)"
-        shown = {"pipeline": "pipeline bubble"}.get(name, NAMES.get(name, name))
+        shown = NAMES.get(name, name)
         rows.append({"name": shown, "parts": [[label, max(seconds, 0.0), _TIME.get(name, _OTHER)]], "label": label})
     return rows
 

@@ -63,7 +63,7 @@ class Runtime:
 
 _MEGATRON = Runtime(
     "megatron",
-    "Megatron-Core with Transformer Engine, flags as they are by default: nothing overlaps",
+    "Megatron-Core with Transformer Engine, flags as by default: only input gradients overlap",
     overlap_gradients=False,
     overlap_parameters=False,
     overlap_pipeline=False,
@@ -180,6 +180,13 @@ RUNTIMES = {
         replace(
             _FSDP,
             name="deepspeed",
+            title="DeepSpeed ZeRO, eager, FlashAttention-2, 16-bit gradients",
+            gradient_bytes=2.0,
+            receive_buffers=False,
+        ),
+        replace(
+            _FSDP,
+            name="deepspeed-2022",
             title="DeepSpeed ZeRO-3 of 2022: score matrices in memory, 16-bit gradients",
             attention="unfused",
             gradient_bytes=2.0,

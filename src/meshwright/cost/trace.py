@@ -11,12 +11,13 @@ from meshwright.cost.stage import Part, StageTime
 from meshwright.cost.step import PipelineTime
 
 # What an action spends its time on, in the order it is drawn.
-PARTS = ("recompute", "compute", "tp", "ring", "ulysses", "ep", "zero", "offload", "swap", "host")
+PARTS = ("recompute", "compute", "tp", "ring", "ulysses", "ep", "zero", "offload", "swap", "relayout", "host")
 NAMES = {
     "compute": "compute", "recompute": "recompute", "tp": "tensor parallel", "ring": "ring attention",
     "ulysses": "Ulysses", "ep": "expert parallel", "zero": "ZeRO", "offload": "offload", "swap": "swap",
     "host": "waiting for the host", "send": "send to the next stage", "gradients": "gradients",
     "optimizer": "optimizer", "bubble": "bubble",
+    "relayout": "relayout between spans", "waiting": "waiting for the slowest device",
 }  # fmt: skip
 ACTIONS = {"F": "forward", "B": "backward", "I": "backward (inputs)", "W": "backward (weights)"}
 
@@ -61,8 +62,9 @@ def _group(process: int, group: int, pipeline: PipelineTime) -> Iterator[dict[st
         if seconds:
             yield _slice(process, 1, NAMES[what], what, now, now + seconds)
             now += seconds
-    under = pipeline.gradients[group] - pipeline.exposed[group]
-    if under > 0:
+    if rest := pipeline.seconds - now:
+        yield _slice(process, 1, NAMES["waiting"], "waiting", now, now + rest)
+    if under := pipeline.covered[group]:
         end = pipeline.timeline.ends[group]
         yield _slice(process, 2, NAMES["gradients"], "gradients", max(end - under, 0.0), end)
 
@@ -73,7 +75,8 @@ def _inside(process: int, event: Event, time: StageTime) -> Iterator[dict[str, A
     now = event.start
     for part, seconds in action_parts(time.spent, when, event.kind, time.weight_gradient):
         end = min(now + seconds, event.end)
-        yield _slice(process, 1, NAMES[part], part, now, end)
+        name = f"{when} {NAMES[part]}" if part == "compute" else NAMES[part]
+        yield _slice(process, 1, name, part, now, end)
         now = end
     if event.end > now + 1e-12:
         yield _slice(process, 1, NAMES["send"], "send", now, event.end)
@@ -93,7 +96,7 @@ def action_parts(spent: Mapping[Part, float], when: str, kind: str, weight: floa
             seconds = weight if part == "compute" else 0.0
         elif kind == "I" and part == "compute":
             seconds = max(seconds - weight, 0.0)
-        if seconds > 0:
+        if seconds > 1e-9:
             yield part, seconds
 
 

@@ -139,12 +139,15 @@ def _label(row: StageMemory) -> Text:
 
 
 def _bar(row: StageMemory, length: int) -> Text:
-    """Cells in proportion; what is there at all gets one, at the cost of the largest."""
+    """Cells in proportion; what is there at all gets one, at the cost of what has most to spare."""
     scale = length / max(row.capacity, row.total)
-    parts = {name: getattr(row, name) for name, _, _ in MEMORY_PARTS}
-    cells = {name: max(round(part * scale), 1) if part else 0 for name, part in parts.items()}
-    excess = sum(cells.values()) - min(max(round(row.total * scale), sum(map(bool, parts.values()))), length)
-    cells[max(cells, key=lambda name: cells[name])] -= excess
+    exact = {name: getattr(row, name) * scale for name, _, _ in MEMORY_PARTS}
+    cells = {name: max(round(part), 1) if part else 0 for name, part in exact.items()}
+    filled = min(max(round(row.total * scale), sum(map(bool, cells.values()))), length)
+    while sum(cells.values()) != filled:  # one cell at a time, where it is least wrong
+        step = 1 if sum(cells.values()) < filled else -1
+        open_ = [name for name in cells if cells[name] + step >= 1]
+        cells[max(open_, key=lambda name: step * (exact[name] - cells[name]))] += step
     bar = Text()
     for name, letter, colour in MEMORY_PARTS:
         bar.append(letter * cells[name], style=f"white on {colour}")

@@ -78,6 +78,19 @@ _JOB_HINT = "model, cluster and global_batch in the plan, or --model, --cluster 
 _JOB_FIELDS = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
 
 
+# What other frameworks call it.
+_ELSEWHERE = {
+    "cp": "ring=2 or ulysses=2, or both",
+    "vpp": "virtual=2",
+    "vp": "virtual=2",
+    "fsdp": "zero=3",
+    "mbs": "micro_batch=1",
+    "gas": "micro_batches=8",
+    "gbs": "--batch",
+    "sequence_parallel": "sp=true",
+}
+
+
 def parse_short(text: str) -> dict[str, Any]:
     """`tp=8,pp=4,recompute=selective` -> the table of the short form.
 
@@ -89,6 +102,10 @@ def parse_short(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not name or not value:
             raise InputError(f"'{shorten(part)}' is not NAME=VALUE", valid="such as tp=8,pp=4,micro_batch=1")
+        if name in _ELSEWHERE:
+            raise InputError(f"unknown field '{name}'", field=name, valid=_ELSEWHERE[name])
+        if re.search(r"[\s;]", value):
+            raise InputError(f"'{shorten(value)}' is not one value: commas separate fields", field=name)
         if name in table:
             raise InputError(f"{name} is given twice: {table[name]} and {shorten(value)}", field=name)
         table[name] = _value(name, value)

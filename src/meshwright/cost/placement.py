@@ -1,0 +1,79 @@
+"""Which devices of a stage form the groups of an axis, and how many of them each tier of links joins."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from meshwright.cluster import Cluster
+from meshwright.cost.collectives import Counts, Fabric
+from meshwright.cost.layer import Placement
+from meshwright.plan import Span
+from meshwright.plan.strategy import Axis
+
+REPLICAS: tuple[Axis, ...] = ("ulysses", "ring", "dp")  # axes whose devices hold the same dense parameters
+_MOST = 10**6  # spans in a node, more than there can be
+
+
+def stride(span: Span, axis: Axis) -> int:
+    """Positions between two neighbours along an axis."""
+    return prod(getattr(span, inner) for inner in span.order[: span.order.index(axis)])
+
+
+def group(span: Span, axes: tuple[Axis, ...]) -> list[int]:
+    """Positions in the stage of the first group along some axes.
+
+    >>> group(Span(layers="all", tp=2, dp=4), ("dp",))
+    [0, 2, 4, 6]
+    """
+    ordered = [axis for axis in reversed(span.order) if axis in axes]
+    steps = [[i * stride(span, axis) for i in range(getattr(span, axis))] for axis in ordered]
+    return [sum(parts) for parts in product(*steps)]
+
+
+def counts(cluster: Cluster, ranks: tuple[int, ...], positions: list[int], fabric: Fabric) -> Counts:
+    """Members that one span of each tier joins, where it joins fewest: of this group, and of the last one like it."""
+    if len(positions) == 1:
+        return (1,) * len(fabric.tiers)
+    fewest = [len(positions)] * len(fabric.tiers)
+    every = np.asarray(ranks)
+    for start in {0, len(ranks) - 1 - positions[-1]}:
+        members = every[start + np.asarray(positions)]
+        for t, tier in enumerate(fabric.tiers[:-1]):
+            fewest[t] = min(fewest[t], _fewest(cluster, members, tier.span))
+    return tuple(fewest)
+
+
+def _fewest(cluster: Cluster, members: np.ndarray, span: int) -> int:
+    """The fewest members that a span of a tier holds; spans that fit into a node are counted inside it."""
+    starts = np.array([cluster.first_rank(i) for i in range(len(cluster.groups))])
+    sizes = np.array([group.devices_per_node for group in cluster.groups])
+    home = np.searchsorted(starts, members, side="right") - 1
+    inside, size = members - starts[home], sizes[home]
+    places = np.where(span <= size, inside // size * _MOST + inside % size // span, inside // span)
+    return int(np.unique(np.stack((home, places)), axis=1, return_counts=True)[1].min())
+
+
+def placement(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabric) -> Placement:
+    """The axes of a span on the real devices of its stage."""
+
+    def of(*axes: Axis) -> Counts:
+        return counts(cluster, ranks, group(span, axes), fabric)
+
+    experts = counts(cluster, ranks, [span.etp * i for i in range(span.ep)], fabric)
+    return Placement(of("tp"), of("ulysses"), of("ring"), experts)
+
+
+def replicas(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabric) -> tuple[Counts, Counts]:
+    """Devices that hold the same dense parameters, and those that hold the same experts."""
+    dense = counts(cluster, ranks, group(span, REPLICAS), fabric)
+    step = span.ep * span.etp
+    return dense, counts(cluster, ranks, [step * i for i in range(span.expert_replicas)], fabric)
+
+
+def halves(whole: Counts, shards: int, size: int) -> tuple[Counts, Counts]:
+    """A group cut into hybrid groups of so many adjacent members: inside one of them, and across them."""
+    inside = tuple(min(count, shards) for count in whole)
+    return inside, (*(max(count // shards, 1) for count in whole[:-1]), size // shards)
