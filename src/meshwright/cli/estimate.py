@@ -17,6 +17,7 @@ from meshwright.cli.common import (
     notes_on,
     plan_options,
     print_json,
+    runtime_option,
 )  # fmt: skip
 from meshwright.cost import fits
 from meshwright.errors import InputError
@@ -48,12 +49,7 @@ Exit codes: 0 it fits, 1 it does not fit into memory, 2 bad input.
 @click.argument("cluster", required=False, shell_complete=complete_clusters)
 @click.option("--plan", "short", help="How to train it: tp=8,pp=4,zero=1, or a file.")
 @plan_options
-@click.option(
-    "--runtime",
-    type=click.Choice(list(RUNTIMES), case_sensitive=False),
-    default="meshwright",
-    help="The framework that runs it.",
-)
+@runtime_option
 @click.option("--timeline", type=click.Path(), help="Write the step as a Chrome/Perfetto trace.")
 @click.option("--html", type=click.Path(), help="Write a page with the timeline and memory bars.")
 @as_json

@@ -53,7 +53,7 @@ def _fewest(cluster: Cluster, members: np.ndarray, span: int) -> int:
     home = np.searchsorted(starts, members, side="right") - 1
     inside, size = members - starts[home], sizes[home]
     places = np.where(span <= size, inside // size * _MOST + inside % size // span, inside // span)
-    return int(np.unique(np.stack((home, places)), axis=1, return_counts=True)[1].min())
+    return int(np.unique(home * _MOST**2 + places, return_counts=True)[1].min())
 
 
 def placement(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabric) -> Placement:

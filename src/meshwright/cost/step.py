@@ -82,7 +82,7 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     if pipeline.schedule.name == "dualpipev":
         # What the schedule is for: each forward runs beside a backward, whose computation hides its all-to-alls.
         runtime = replace(runtime, overlap_experts=max(runtime.overlap_experts, constants.dual_pipe))
-    sites = [_sites(job, pipeline, s, runtime, constants) for s in range(len(pipeline.stages))]
+    sites = _sites(job, pipeline, runtime, constants)
     times = tuple(_slowest(job, pipeline, s, sites[s]) for s in range(len(pipeline.stages)))
     sends = [_send(job, pipeline, s, runtime, constants) for s in range(len(pipeline.stages) - 1)]
     table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
@@ -103,12 +103,17 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     )  # fmt: skip
 
 
-def _sites(job: Job, pipeline: Pipeline, index: int, runtime: Runtime, constants: Constants) -> list[tuple[Site, int]]:
-    """One device of every sort of a stage, with its position."""
-    stage = pipeline.stages[index]
-    return [
-        (Site.of(job, stage, where, runtime, constants), position) for where, position in sorts_of_devices(job, [stage])
-    ]
+def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants) -> Sites:
+    """One device of every sort of each stage, with its position; stages on the same devices share what is known of them."""
+    known: dict[tuple[object, ...], list[tuple[Site, int]]] = {}
+    found = []
+    for stage in pipeline.stages:
+        key = (stage.devices, tuple(span.shares for span in stage.spans))
+        if key not in known:
+            sorts = sorts_of_devices(job, [stage])
+            known[key] = [(Site.of(job, stage, where, runtime, constants), position) for where, position in sorts]
+        found.append(known[key])
+    return found
 
 
 def _slowest(job: Job, pipeline: Pipeline, index: int, sites: list[tuple[Site, int]]) -> StageTime:
