@@ -44,6 +44,7 @@ class Chip:
     memory: float  # bytes/s of a copy
     norm: float  # bytes/s of a norm
     low: bool  # whether operands are quantised to 8 or 4 bits
+    wants_rows: bool  # whether attention kernels need many rows and keys to reach their rate
     constants: Constants
 
     @staticmethod
@@ -58,13 +59,21 @@ class Chip:
         peak = device.flops[high] * power
         kernel = {"native": arch.native, "triton": arch.triton}.get(runtime.attention, arch.flash)
         sixteen = device.flops[high] * min(power * arch.products[0], constants.most)
+        attention = (peak * kernel[0], peak * kernel[1])
         if high == "fp32":  # vector units: neither the tiles nor the power of matrix units limit them
             sixteen = device.flops[high] * constants.vector
+            attention = (sixteen, sixteen)
         product = device.flops[best] * min(power * arch.products[bits], constants.most) if bits else sixteen
         return Chip(
-            product, sixteen, (min(peak * kernel[0], sixteen), min(peak * kernel[1], sixteen)),
-            device.memory_bandwidth * constants.memory, device.memory_bandwidth * constants.norm, bits > 0, constants,
-        )  # fmt: skip
+            product,
+            sixteen,
+            attention,
+            device.memory_bandwidth * constants.memory,
+            device.memory_bandwidth * constants.norm,
+            bits > 0,
+            arch.wants_rows,
+            constants,
+        )
 
 
 def _power(device: Device, arch: Architecture, constants: Constants) -> float:
@@ -109,9 +118,10 @@ def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_d
     The backward pass does 2.5 times the forward's FLOPs (Dao, 2023). Smaller heads do less per load.
     """
     c = chip.constants
-    rate = chip.attention[backward] * keys / (keys + c.attention_keys[backward])
-    rate = rate * min(1.0, head_dim / 128) ** c.head_size
-    rate = rate * rows / (rows + c.attention_rows[backward] * chip.attention[0])  # more units want more rows
+    rate = chip.attention[backward]
+    if chip.wants_rows:
+        rate = rate * keys / (keys + c.attention_keys[backward]) * min(1.0, head_dim / 128) ** c.head_size
+        rate = rate * rows / (rows + c.attention_rows[backward] * chip.attention[0])  # more units want more rows
     return flops * (2.5 if backward else 1.0) / rate + (2 if backward else 1) * c.product_floor
 
 

@@ -19,6 +19,7 @@ class Architecture:
     flash: tuple[float, float]  # FlashAttention-2, forward and backward, head size 128, long sequences
     native: tuple[float, float]  # the architecture's best attention kernel (FlashAttention-3, cuDNN), likewise
     triton: tuple[float, float]  # FlashAttention in Triton with ALiBi, as of 2023, likewise
+    wants_rows: bool = True  # attention kernels fill thousands of threads; processors do not
     watts_per_tflop: float = 0.0  # of the board these were seen on, dense 16-bit peak; 0: not known
 
 
@@ -28,16 +29,16 @@ class Architecture:
 # Learning Engineering", 2025: A100 0.869, H100 0.803, MI300X 0.60, MI250X 0.767), times 0.88, which is what the H200
 # sustains of its best. FlashAttention-2: Dao, 2023 (A100 0.60 and 0.50; H100 0.37 and 0.30).
 ARCHITECTURES = {
-    "volta": Architecture((0.70, 0.70, 0.70), (0.35, 0.25), (0.35, 0.25), (0.35, 0.25), 2.4),
-    "ampere": Architecture((0.815, 0.815, 0.815), (0.62, 0.55), (0.62, 0.55), (0.41, 0.34), 1.282),
-    "ada": Architecture((0.77, 0.70, 0.70), (0.60, 0.50), (0.60, 0.50), (0.60, 0.50), 0.967),
-    "hopper": Architecture((0.695, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.21, 0.17), 0.7075),
-    "blackwell": Architecture((0.457, 0.56, 0.475), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), 0.4444),
+    "volta": Architecture((0.70, 0.70, 0.70), (0.35, 0.25), (0.35, 0.25), (0.35, 0.25), watts_per_tflop=2.4),
+    "ampere": Architecture((0.815, 0.815, 0.815), (0.62, 0.55), (0.62, 0.55), (0.41, 0.34), watts_per_tflop=1.282),
+    "ada": Architecture((0.77, 0.70, 0.70), (0.60, 0.50), (0.60, 0.50), (0.60, 0.50), watts_per_tflop=0.967),
+    "hopper": Architecture((0.695, 0.70, 0.70), (0.38, 0.33), (0.60, 0.55), (0.21, 0.17), watts_per_tflop=0.7075),
+    "blackwell": Architecture((0.457, 0.56, 0.475), (0.25, 0.20), (0.58, 0.48), (0.12, 0.10), watts_per_tflop=0.4444),
     "cdna2": Architecture((0.67, 0.60, 0.60), (0.30, 0.22), (0.40, 0.30), (0.30, 0.22)),
-    "cdna3": Architecture((0.53, 0.50, 0.50), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 0.574),
-    "cdna4": Architecture((0.55, 0.52, 0.45), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), 0.56),
+    "cdna3": Architecture((0.53, 0.50, 0.50), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), watts_per_tflop=0.574),
+    "cdna4": Architecture((0.55, 0.52, 0.45), (0.28, 0.20), (0.40, 0.30), (0.28, 0.20), watts_per_tflop=0.56),
     "davinci": Architecture((0.66, 0.60, 0.60), (0.40, 0.30), (0.40, 0.30), (0.40, 0.30)),
-    "cpu": Architecture((0.70, 0.70, 0.70), (0.30, 0.30), (0.30, 0.30), (0.30, 0.30)),
+    "cpu": Architecture((0.70, 0.70, 0.70), (0.30, 0.30), (0.30, 0.30), (0.30, 0.30), wants_rows=False),
     "": Architecture((0.66, 0.60, 0.60), (0.35, 0.28), (0.35, 0.28), (0.35, 0.28)),
 }
 

@@ -108,7 +108,7 @@ _NEMO = replace(
 )
 _FSDP = Runtime(
     "fsdp",
-    "PyTorch FSDP, eager, FlashAttention-2",
+    "PyTorch FSDP, eager, FlashAttention-2; norms, activations and rotary embeddings in several kernels",
     attention="flash",
     tp_backward_overlap=False,
     loss_bytes=45.0,
@@ -120,6 +120,7 @@ _FSDP = Runtime(
     optimizer_bytes=60.0,
     step_seconds=5e-3,
 )
+_EAGER = replace(_FSDP, norm_passes=3.0, activation_passes=1.7, stream_passes=2.5)
 _TORCHTITAN = replace(
     _FSDP,
     name="torchtitan",
@@ -150,15 +151,8 @@ RUNTIMES = {
             title="torchtitan of 2024, compiled; logits and their gradients in float32",
             loss_memory=12.0,
         ),
-        replace(
-            _FSDP,
-            name="torchtitan-eager",
-            title="torchtitan without compilation: norms, activations and rotary embeddings in several kernels",
-            norm_passes=3.0,
-            activation_passes=1.7,
-            stream_passes=2.5,
-        ),
-        _FSDP,
+        replace(_EAGER, name="torchtitan-eager", title="torchtitan without compilation"),
+        _EAGER,
         replace(
             _FSDP,
             name="automodel",
@@ -178,7 +172,7 @@ RUNTIMES = {
             loss_memory=4.0,
         ),
         replace(
-            _FSDP,
+            _EAGER,
             name="deepspeed",
             title="DeepSpeed ZeRO, eager, FlashAttention-2, 16-bit gradients",
             gradient_bytes=2.0,
