@@ -152,8 +152,9 @@ def _block(layers: list[Layer], cut: Slice, span: Span, site: Site, parked: int)
     spent, hidden = _layers(times)
     passes = {when: sum(s for (which, _), s in spent.items() if which == when) for when in ("forward", "backward")}
     for name, both in _beside(layers, cut, span, site, parked).items():
-        hides = name != "zero" or site.runtime.overlap_parameters
-        for when, moved in zip(("forward", "backward"), both, strict=True):
+        # Sharded weights are gathered ahead of the forward pass, gradients scattered behind the backward pass.
+        ours = (site.runtime.overlap_parameters, site.runtime.overlap_gradients) if name == "zero" else (True, True)
+        for when, moved, hides in zip(("forward", "backward"), both, ours, strict=True):
             under = min(moved, passes[when]) if hides else 0.0
             spent[when, name] += moved - under + site.constants.contention * under
             hidden[when, name] += under
