@@ -10,7 +10,8 @@ import csv
 from collections import defaultdict
 
 import numpy as np
-from published import BadTable, gpt_model, usual_cluster
+from described import gpt_model, usual_cluster
+from published import BadTable
 
 import meshwright as mw
 from meshwright.cost.runtime import runtime

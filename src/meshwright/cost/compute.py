@@ -26,7 +26,6 @@ _RATES = {
     "mxfp8": ("fp8", "bf16", "fp16"),
     "nvfp4": ("fp4", "fp8", "bf16"),
 }
-LOW = ("fp8", "mxfp8", "nvfp4")
 
 
 def peak_flops(device: Device, precision: str) -> float:

@@ -12,7 +12,8 @@ from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime, runtime
-from meshwright.cost.step import PipelineTime, between_pipelines, pipeline_time
+from meshwright.cost.step import PipelineTime, pipeline_time
+from meshwright.cost.update import between_pipelines
 from meshwright.errors import InputError, shorten
 from meshwright.model import Slice
 from meshwright.plan import Job, Plan

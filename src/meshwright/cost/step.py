@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
 
-from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds, send_seconds
+from meshwright.cost.collectives import send_seconds
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import sorts_of_devices
 from meshwright.cost.pipeline import Timeline, simulate
-from meshwright.cost.placement import halves
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.stage import (
-    Site,
-    StageTime,
-    between,
-    gradient_bytes,
-    parameter_bytes,
-    parameter_groups,
-    stage_time,
-)  # fmt: skip
-from meshwright.model import Layer, Slice, precision
-from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, group_of_stage
+from meshwright.cost.stage import Site, StageTime, stage_time
+from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds, stages_of
+from meshwright.plan import Job, Pipeline, Span
 from meshwright.plan.actions import action_table
 from meshwright.plan.schedule import Action
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plan.spans import layers_of
 
 _LOOKED_AT = 32  # devices of a stage whose links to the next are compared
-Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage
 
 
 @dataclass(frozen=True)
@@ -88,17 +78,17 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
     blocking = 0.0 if runtime.overlap_pipeline else 1.0  # a blocking send is part of the sender's action
     timeline = simulate(table, _durations(times, sends, blocking), lambda a, b: (1 - blocking) * sends[min(a, b)])
-    reduced = [_gradients(job, pipeline, g, sites, runtime) for g in range(groups)]
+    reduced = [gradient_seconds(job, pipeline, g, sites, runtime) for g in range(groups)]
     settled = [_settled(pipeline, g, times, *reduced[g], runtime, constants) for g in range(groups)]
     exposed, covered = ([pair[i] for pair in settled] for i in (0, 1))
-    optimizer = tuple(_optimizer(job, pipeline, g, sites, runtime) for g in range(groups))
+    optimizer = tuple(optimizer_seconds(job, pipeline, g, sites, runtime) for g in range(groups))
     ends = [end + late for end, late in zip(timeline.ends, exposed, strict=True)]
     size = min(group.devices_per_node for group in job.cluster.groups)
     nodes = max(len({rank for stage in pipeline.stages for rank in stage.ranks}) / size, 1)
     work = max(ends) + max(optimizer)
     waiting = work * constants.straggler * log2(nodes) + runtime.step_seconds
     return PipelineTime(
-        timeline, times, tuple(tuple(_stages_of(pipeline, g)) for g in range(groups)), pipeline.micro_batches,
+        timeline, times, tuple(tuple(stages_of(pipeline, g)) for g in range(groups)), pipeline.micro_batches,
         tuple(map(sum, reduced)), tuple(exposed), tuple(covered), optimizer, tuple(sends), waiting, work + waiting,
     )  # fmt: skip
 
@@ -154,76 +144,13 @@ def _durations(times: tuple[StageTime, ...], sends: list[float], blocking: float
     return lambda action: seconds[action[0], action[1]]
 
 
-def _stages_of(pipeline: Pipeline, group: int) -> list[int]:
-    count = len(pipeline.stages)
-    return [s for s in range(count) if group_of_stage(pipeline.schedule, count, s) == group]
-
-
-def _gradients(job: Job, pipeline: Pipeline, group: int, sites: Sites, runtime: Runtime) -> tuple[float, float]:
-    """Seconds to reduce a device's gradients over the replicas, and to gather the parameters after the update.
-
-    ZeRO-1 scatters the gradients to their shards; ZeRO-2 and 3 do so micro-batch by micro-batch, which `stage.py` counts.
-    Hybrid groups sum their shards with the other groups' once per step.
-    """
-    mine = _stages_of(pipeline, group)
-    return max(
-        (_reduced(job, pipeline, mine, [sites[s][min(sort, len(sites[s]) - 1)][0] for s in mine]) for sort in range(
-            max(len(sites[s]) for s in mine))),
-        key=sum,
-    )  # fmt: skip
-
-
-def _reduced(job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site]) -> tuple[float, float]:
-    """The same for one sort of device, whose place in each stage is given."""
-    reduce = gather = 0.0
-    for s, site in zip(mine, sites, strict=True):
-        runtime, fabric = site.runtime, site.fabric
-        for span in pipeline.stages[s].spans:
-            cut = cut_of(span, 1, job, runtime)
-            for held in parameter_groups(layers_of(job.model, span.layers), cut, span, site):
-                if held.replicas == 1 or not held.count:
-                    continue
-                shards, moved = span.shards(held.replicas), held.trained * gradient_bytes(runtime, job.precision)
-                inside, across = halves(held.joined, shards, held.replicas)
-                if span.zero == 0 or shards == 1:
-                    reduce += float(reduce_seconds(fabric, moved, held.replicas, held.joined))
-                    continue
-                if span.zero == 1:
-                    reduce += float(gather_seconds(fabric, moved, shards, inside))
-                    gather += shards * runtime.shard_seconds
-                if shards < held.replicas:
-                    reduce += float(reduce_seconds(fabric, moved / shards, held.replicas // shards, across))
-                if span.zero in {1, 2}:
-                    back = held.trained * parameter_bytes(runtime, job.precision)
-                    gather += float(gather_seconds(fabric, back, shards, inside))
-        reduce += _tied(job, pipeline, s, mine, site)
-    return reduce, gather
-
-
-def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site) -> float:
-    """A head whose weights live on another stage sums its gradients with the embedding's (Megatron: first and last)."""
-    held = {
-        layer.name for s in mine for span in pipeline.stages[s].spans for layer in layers_of(job.model, span.layers)
-    }
-    seconds = 0.0
-    for span in pipeline.stages[stage].spans:
-        cut = cut_of(span, 1, job, site.runtime)
-        for layer in layers_of(job.model, span.layers):
-            if layer.tied_to and layer.tied_to not in held:
-                count = float(layer.parameters_on(cut, with_tied=True)) - float(layer.parameters_on(cut))
-                moved = count * gradient_bytes(site.runtime, job.precision)
-                other = pipeline.stages[0].ranks[0]
-                seconds += 2 * send_seconds(job.cluster, moved, site.ranks[0], other, site.constants)
-    return seconds
-
-
 def _settled(
     pipeline: Pipeline, group: int, times: tuple[StageTime, ...], reduce: float, gather: float, runtime: Runtime,
     constants: Constants,
 ) -> tuple[float, float]:  # fmt: skip
     """(what delays the step, what runs under computation): reductions under the last backward pass, gathering under the
     first forward pass."""
-    mine = _stages_of(pipeline, group)
+    mine = stages_of(pipeline, group)
     late = covered = 0.0
     for moved, window, hides in (
         (reduce, sum(times[s].backward for s in mine), runtime.overlap_gradients),
@@ -233,67 +160,3 @@ def _settled(
         late += moved - under + constants.contention * under
         covered += under
     return late, covered
-
-
-def _optimizer(job: Job, pipeline: Pipeline, group: int, sites: Sites, runtime: Runtime) -> float:
-    """Read and write of states, bound by memory, on the slowest sort of device."""
-    mine = _stages_of(pipeline, group)
-    sorts = max(len(sites[s]) for s in mine)
-    return max(
-        sum(_update(job, pipeline, s, sites[s][min(sort, len(sites[s]) - 1)][0], runtime) for s in mine)
-        for sort in range(sorts)
-    )
-
-
-def _update(job: Job, pipeline: Pipeline, stage: int, site: Site, runtime: Runtime) -> float:
-    """One stage's states on one device; offloaded ones are updated by the host's processors."""
-    seconds = 0.0
-    scale = (precision(job.precision).master + OPTIMIZERS[job.optimizer] + 4.0) / 16.0  # 16: AdamW in mixed precision
-    for span in pipeline.stages[stage].spans:
-        cut, layers = cut_of(span, 1, job, runtime), layers_of(job.model, span.layers)
-        if job.optimizer == "muon":
-            seconds += _orthogonalise(layers, cut, 1 / (span.shards(span.replicas) if span.zero else 1), site)
-        for held in parameter_groups(layers, cut, span, site):
-            mine = held.trained / (span.shards(held.replicas) if span.zero else 1)
-            moved, away = mine * runtime.optimizer_bytes * scale, span.offload.optimizer
-            seconds += (1 - away) * moved / site.chip.memory
-            # Gradients go to the host, parameters come back; processors update what lies between.
-            back = parameter_bytes(runtime, job.precision)
-            seconds += away * (moved / site.host_update + mine * (4 + back) / site.host)
-    return seconds
-
-
-def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: float, site: Site) -> float:
-    """Muon: five Newton-Schulz steps per matrix of m x n, m the smaller: 4 m^2 n + 2 m^3 FLOPs each (Jordan, 2024)."""
-    flops = 0.0
-    for layer, number in alike(layers):
-        for op in layer.ops:
-            if op.kind == "matmul" and layer.kind != "head" and op.k:
-                held = float(sum(w.on_device(cut) for w in op.weights)) / (op.k * op.n)  # matrices of this shape
-                m, n = min(op.k, op.n), max(op.k, op.n)
-                flops += number * held * 5 * (4.0 * m * m * n + 2.0 * m**3)
-    return flops * part / site.chip.product_16
-
-
-def between_pipelines(job: Job, plan: Plan, runtime: Runtime, constants: Constants = DEFAULT) -> float:
-    """Seconds in which several pipelines of a plan sum their gradients, after their own replicas have done so."""
-    if len(plan.pipelines) == 1:
-        return 0.0
-    touched = sorted({job.cluster.group_index(p.stages[0].ranks[0]) for p in plan.pipelines})
-    worst = 0.0
-    for pipeline in plan.pipelines:
-        for group in range(len(pipeline.stages) // pipeline.schedule.virtual):
-            held = 0.0
-            for s in _stages_of(pipeline, group):
-                stage = pipeline.stages[s]
-                site = Site.of(job, stage, job.cluster.group_index(stage.ranks[0]), runtime, constants)
-                for span in stage.spans:
-                    cut = cut_of(span, 1, job, runtime)
-                    for part in parameter_groups(layers_of(job.model, span.layers), cut, span, site):
-                        held += part.trained / (span.shards(part.replicas) if span.zero else 1)
-            home = job.cluster.groups[touched[0]]
-            fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)
-            apart = (1,) * (len(fabric.tiers) - 1) + (len(plan.pipelines),)  # pipelines seldom share a node
-            moved = held * gradient_bytes(runtime, job.precision)
-            worst = max(worst, float(reduce_seconds(fabric, moved, len(plan.pipelines), apart)))
-    return worst
