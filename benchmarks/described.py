@@ -8,6 +8,12 @@ from math import isfinite
 from typing import Any
 
 import meshwright as mw
+from meshwright.cluster.catalogue import find_device
+from meshwright.model.attention import Attention
+from meshwright.model.ends import embedding, final_norm, language_head
+from meshwright.model.families.decoder import chain
+from meshwright.model.feed_forward import Mlp
+from meshwright.model.operators import Place
 
 Cells = dict[str, str]
 
@@ -67,9 +73,24 @@ def _model(
     llama = base | {"model_type": "llama", "tie_word_embeddings": False}
     candidates = [gpt, llama, llama | {"tie_word_embeddings": True}]
     models = [mw.Model.from_config(config, name) for config in candidates]
+    if (kv_heads or heads) < heads:
+        models.append(_plain_decoder(name, layers, hidden, heads, kv_heads, ffn, vocab or 51200))
     if params_b:
         return min(models, key=lambda model: abs(model.parameters / 1e9 - params_b))
     return models[0 if re.match(r"gpt|mpt|opt|bloom", plain) else 1]
+
+
+def _plain_decoder(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> mw.Model:  # fmt: skip
+    """Grouped attention with a feed-forward layer that is not gated (Nemotron)."""
+    attention = Attention(hidden, heads, kv_heads, hidden // heads, norm="layer", rotary=True)
+    mlp = Mlp(hidden, ffn, gated=False, norm="layer")
+    end = [final_norm(Place("norm"), hidden, "layer"), language_head(Place("head"), vocab, hidden)]
+    chained = chain(
+        embedding(Place("embed"), vocab, hidden), layers, lambda _: attention.layer, lambda _: mlp.layer, end
+    )
+    return mw.Model(name, "decoder", tuple(chained), 0)
 
 
 def _mixture(plain: str, base: dict[str, Any], experts: int, top_k: int, name: str, dense: int) -> mw.Model:
@@ -106,10 +127,11 @@ def gpt_model(layers: int, hidden: int, heads: int, seq_len: int, vocab: int = 5
 # ------------------------------------------------------------------ on what
 
 _DEVICES = (
-    (r"a100-?40", "a100-40gb"), (r"a100", "a100-80gb"), (r"a800", "a800"), (r"v100-?16", "v100-16gb"),
-    (r"v100", "v100-32gb"), (r"h100-96|500 ?w", "h100-500w"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"b300", "b300"),
-    (r"b200", "b200"), (r"h200", "h200"), (r"h100", "h100"), (r"h800", "h800"), (r"h20\b", "h20"), (r"mi300", "mi300x"),
-    (r"mi325", "mi325x"), (r"mi355", "mi355x"), (r"l40|l4\b", "l4"),
+    ("a100.*40.*pcie|a100.*pcie.*40", "a100-40gb-pcie"), ("a100.*pcie", "a100-80gb-pcie"), ("a100-?40", "a100-40gb"),
+    ("a100", "a100-80gb"), ("a800", "a800"), ("v100-?16", "v100-16gb"), ("v100", "v100-32gb"),
+    ("h100-96|500 ?w", "h100-500w"), ("h100.*pcie", "h100-pcie"), ("h100.*nvl", "h100-nvl"), ("gb300", "gb300"),
+    ("gb200", "gb200"), ("b300", "b300"), ("b200", "b200"), ("h200", "h200"), ("h100", "h100"), ("h800", "h800"),
+    (r"h20\b", "h20"), ("mi300", "mi300x"), ("mi325", "mi325x"), ("mi355", "mi355x"),
 )  # fmt: skip
 
 
@@ -117,16 +139,16 @@ def cluster_of(row: Cells) -> mw.Cluster:
     text = row["gpu"].lower()
     name = next((name for pattern, name in _DEVICES if re.search(pattern, text)), "")
     if not name:
-        raise Refused(f"the device '{row['gpu']}' is not in the catalogue")
+        try:
+            name = find_device(row["gpu"])
+        except mw.UnknownName:
+            raise Refused(f"the device '{row['gpu'][:40]}' is not in the catalogue") from None
     devices, each = whole(row, "n_gpus"), whole(row, "gpus_per_node", 8)
     if devices < 1 or each < 1:
         raise Refused(f"{devices} devices in nodes of {each}")
-    if devices < each:
-        nodes, each = 1, devices
-    elif devices % each:
-        raise Refused(f"{devices} devices do not fill nodes of {each}")
-    else:
-        nodes = devices // each
+    # A job that does not fill its nodes is spread over them evenly.
+    each = next(size for size in range(min(each, devices), 0, -1) if devices % size == 0)
+    nodes = devices // each
     return _cluster(name, nodes, each, network_gb_s(row["interconnect"], each))
 
 

@@ -107,8 +107,11 @@ def convert(row: Cells) -> Run:
 
 def precision_of(row: Cells) -> str:
     text = row["precision"].lower()
-    for found in ("nvfp4", "mxfp8", "fp8", "bf16", "fp16", "tf32", "fp32"):
-        if found in text:
+    for pattern, found in (
+        ("nvfp4|fp4", "nvfp4"), ("mxfp8", "mxfp8"), ("fp8|float8", "fp8"), ("bf16|bfloat16", "bf16"),
+        ("fp16|float16|half", "fp16"), ("tf32", "tf32"), ("fp32|float32", "fp32"),
+    ):  # fmt: skip
+        if re.search(pattern, text):
             return found
     raise Refused(f"precision '{row['precision']}' is not known")
 
@@ -137,7 +140,7 @@ def framework_of(row: Cells) -> Runtime:
         ("automodel", "automodel"),
         ("internevo", "internevo"),
         ("maxtext", "maxtext"),
-        ("deepspeed", "deepspeed-2022"),
+        ("deepspeed", "deepspeed-2022" if "2022" in text else "deepspeed"),
         ("nemo megatron-bridge mlperf dgxc gpu-recipes", "nemo"),
     ):
         if any(word in text for word in words.split()):
@@ -178,7 +181,8 @@ def plan_of(row: Cells, framework: Runtime, job: mw.Job) -> dict[str, Any]:
     }  # fmt: skip
     if found := re.search(r"(?:shard group|shard=|FSDP=)\s*(\d+)", row["zero_stage_or_fsdp_mode"]):
         plan["zero_group"] = min(int(found[1]), dp * cp)
-    if row["sequence_parallel"] == "n":
+    old = framework.name in {"megatron-2021", "megatron-2022", "deepspeed-2022"}
+    if row["sequence_parallel"] == "n" or (old and row["sequence_parallel"] != "y"):
         plan["sp"] = False
     if ep := whole(row, "ep"):
         plan |= {"ep": ep, "etp": whole(row, "etp", 1) or 1}
