@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshwright.cost.constants import DEFAULT
 from meshwright.cost.layer import LayerTime, Placement, _op_work, layer_time
 from meshwright.cost.runtime import runtime
 from meshwright.model import Model, Slice
+from tests.conftest import ROOT
 
 GROUP = Cluster.preset("64x8xh100").groups[0]
 NEMO = runtime("nemo")
@@ -157,3 +159,18 @@ def test_memory_of_thousands_at_once() -> None:
         assert list(np.broadcast_to(layer.parameters_on(many), 4)) == [
             layer.parameters_on(Slice(tp=int(t))) for t in tp
         ]
+
+
+def test_whole_blocks_against_the_h200() -> None:
+    """25 compiled blocks of five Llamas, forward and backward, measured on an H200 (benchmarks/blocks_on_device.py)."""
+    how, home = runtime("meshwright"), Cluster.preset("1x1xh200").groups[0]
+    chip, fabric = Chip.of(home.device, "bf16", how), Fabric.of(home)
+    errors = []
+    for row in json.loads((ROOT / "benchmarks/results/h200_blocks.json").read_text())["rows"]:
+        cut = Slice(row["samples"], row["tokens"])
+        block = [layer for layer in Model.preset(row["model"]).layers if layer.block == "block.0"]
+        times = [layer_time(layer, cut, chip, fabric, how, Placement()) for layer in block]
+        errors.append(sum(float(t.forward + t.backward) for t in times) / row["measured"][1] - 1)
+    assert len(errors) == 25
+    assert np.abs(errors).mean() < 0.06
+    assert np.abs(errors).max() < 0.12
