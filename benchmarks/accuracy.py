@@ -108,6 +108,8 @@ def report(runs: Sequence[Run], predicted: np.ndarray, memory: Sequence[Run], re
     names: dict[str, Callable[[Run], str]] = {
         "sources": lambda run: run.row["source_id"],
         "devices": lambda run: run.row["gpu"],
+        "precisions": lambda run: run.job.precision,
+        "kinds": lambda run: "mixture" if any(layer.experts for layer in run.job.model.layers) else "dense",
     }
     table: dict[str, Any] = {"overall": part(lambda run: run.group in COUNTED)}
     table["groups"] = {
@@ -165,7 +167,11 @@ def show(table: dict[str, Any]) -> None:
     for name in columns:
         drawn.add_column(name.replace("_", " "), justify="right")
     for title, rows in (("overall", {"overall": table["overall"]}), *((k, table.get(k)) for k in table)):
-        if title not in {"overall", "groups", "sources", "devices"} or not rows or "rows" in rows:
+        if (
+            title not in {"overall", "groups", "sources", "devices", "precisions", "kinds"}
+            or not rows
+            or "rows" in rows
+        ):
             continue
         for name, row in rows.items():
             if row["rows"] or row["memory_rows"]:

@@ -117,7 +117,9 @@ def precision_of(row: Cells) -> str:
 
 
 def optimizer_of(row: Cells) -> str:
-    """Megatron-Bridge's recipes of DeepSeek-like mixtures keep their moments in 16 bits."""
+    """Megatron-Bridge's recipes of DeepSeek-like mixtures keep their moments in 16 bits, AutoModel's all of them."""
+    if "automodel" in row["source"].lower():
+        return "adamw-16bit"
     mixture = re.search("deepseek|moonlight|kimi", row["model"].lower())
     return "adamw-16bit" if mixture and "megatron-bridge" in row["source"].lower() else "adamw"
 

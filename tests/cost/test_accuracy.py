@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.cost.estimate import MEMORY_MARGIN
 from tests.conftest import ROOT
 
 
@@ -49,6 +50,8 @@ def test_every_reported_out_of_memory_is_foreseen(table: Any) -> None:
     found = table["out_of_memory"]
     assert found["reported"] >= 4
     assert found["caught"] == found["reported"]
+    # Outside the V100 sources, no run that did fit is refused by more than the margin that estimates state.
+    assert all(row["over"] <= MEMORY_MARGIN for row in found["refused"] if "v100" not in row["row_id"])
     assert len(found["refused"]) <= 0.02 * found["fitted"]
 
 

@@ -111,6 +111,7 @@ def _read(what: str, cluster: str | None, short: str | None, options: dict[str, 
 def _print(found: Estimate) -> None:
     from rich.table import Table
 
+    from meshwright.cost.estimate import MEMORY_MARGIN
     from meshwright.cost.page import job_text, plan_text
     from meshwright.plan.picture import draw_memory, legend_of_memory
 
@@ -132,4 +133,4 @@ def _print(found: Estimate) -> None:
     out.print(table)
     out.print(draw_memory(found.memory, out.width))
     out.print(legend_of_memory())
-    out.print(f"peak {size(found.peak_memory)} on one device")
+    out.print(f"peak {size(found.peak_memory)} on one device, give or take {MEMORY_MARGIN:.0%}")

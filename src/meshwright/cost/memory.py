@@ -184,7 +184,7 @@ def _states(job: Job, span: Span, cut: Slice, copies: set[str], runtime: Runtime
     for count, still, replicas in ((dense, frozen, span.replicas), (experts, 0, span.expert_replicas)):
         shards = span.shards(replicas)
         one_copy = runtime.one_copy_of_parameters and span.zero == 3 and shards > 1 and p.master > 0
-        size, master = (p.master, 0.0) if one_copy else (p.parameter, p.master)
+        size, master = (p.master, 0.0) if one_copy else (p.parameter, p.master if runtime.master_copy else 0.0)
         parameters = count * size / (shards if span.zero >= 3 else 1)
         gradients = (count - still) * min(p.gradient, runtime.accumulate_bytes) / (shards if span.zero >= 2 else 1)
         states = master + extra + runtime.optimizer_temporary

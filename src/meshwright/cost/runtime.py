@@ -49,6 +49,7 @@ class Runtime:
     gather_bytes: float = 2.0  # per element, as parameters travel
     # Sharded parameters are their own float32 master copy, cast on their way (FSDP); else both are kept.
     one_copy_of_parameters: bool = False
+    master_copy: bool = True  # 16-bit parameters have a float32 copy that the optimizer updates
     receive_buffers: bool = False  # a pipeline stage holds one for every micro-batch, forward and backward (PyTorch)
     # The end of a step
     optimizer_bytes: float = 34.0  # moved per parameter: read and write two moments and the master copy, read gradient
@@ -156,8 +157,12 @@ RUNTIMES = {
         replace(
             _FSDP,
             name="automodel",
-            title="NeMo AutoModel: FSDP2 with Transformer Engine",
+            title="NeMo AutoModel: FSDP2 with Transformer Engine, all states in 16 bits",
             attention="native",
+            one_copy_of_parameters=False,
+            master_copy=False,
+            gradient_bytes=2.0,
+            accumulate_bytes=2.0,
             loss_bytes=18.0,
             kernels=1.0,
             optimizer_bytes=34.0,
