@@ -52,7 +52,7 @@ def test_slices_add_up_to_the_breakdown(plan: dict[str, Any]) -> None:
     for event in events:
         if event["ph"] == "X" and event["tid"] == 1:
             seconds[event["cat"]] += event["dur"] / 1e6
-    groups = len(found.pipelines[0].groups)
+    groups = found.pipelines[0].timeline.groups
     compute = found.breakdown["forward compute"] + found.breakdown["backward compute"]
     assert seconds["compute"] / groups == pytest.approx(compute, rel=1e-3)
     for part in ("tp", "ring", "ulysses", "zero", "recompute", "gradients", "optimizer"):

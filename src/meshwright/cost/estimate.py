@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.layer import repeated_ops
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.cost.step import PipelineTime, pipeline_time
@@ -117,9 +118,9 @@ def estimate(
     pipelines = tuple(pipeline_time(job, pipeline, framework, constants) for pipeline in plan.pipelines)
     seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
     model_flops = 3 * _forward_flops(job) * job.global_batch
-    peak, fused = _peak(job, plan) * seconds, framework.attention != "unfused"
+    peak = _peak(job, plan) * seconds
     return Estimate(
-        job, plan, framework, seconds, model_flops / peak, (model_flops + _repeated_flops(job, plan, fused=fused)) / peak,
+        job, plan, framework, seconds, model_flops / peak, (model_flops + _repeated_flops(job, plan, framework)) / peak,
         tuple(plan_memory(plan, job, framework)), pipelines,
     )  # fmt: skip
 
@@ -148,15 +149,14 @@ def _forward_flops(job: Job) -> float:
     return float(sum(count * layer.forward_flops(whole) for layer, count in alike(job.model.layers)))
 
 
-def _repeated_flops(job: Job, plan: Plan, *, fused: bool) -> float:
+def _repeated_flops(job: Job, plan: Plan, runtime: Runtime) -> float:
     """FLOPs of the step that recomputation adds."""
     whole = Slice(1, job.seq_len, job.precision)
     total = 0.0
     for pipeline in plan.pipelines:
         for span in (span for stage in pipeline.stages for span in stage.spans):
             for layer, count in alike(layers_of(job.model, span.layers)):
-                level = "none" if span.recompute == "full" and not layer.block else span.recompute
-                again = layer.recomputed_ops(level, fused_attention=fused)
+                again = repeated_ops(layer, span.recompute, runtime)
                 flops = sum(op.forward_flops(whole, layer.length(job.seq_len)) for op in layer.ops if op.name in again)
                 total += float(flops) * count * pipeline.batch
     return total

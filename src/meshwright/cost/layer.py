@@ -86,13 +86,11 @@ def layer_time(
 ) -> LayerTime:  # fmt: skip
     """Computation and communication of one layer for one micro-batch on one device."""
     length = layer.length(cut.seq_len)
-    if recompute == "full" and not layer.block:
-        recompute = "none"  # frameworks repeat blocks, not what stands before and after them
-    again = layer.recomputed_ops(recompute, fused_attention=runtime.attention != "unfused")
+    again = repeated_ops(layer, recompute, runtime)
     total = Work()
     for op in layer.ops:
         work = _op_work(op, layer, cut, length, chip, runtime)
-        if op.name in again or (op.kind == "stream" and recompute == "full"):
+        if op.name in again or (op.kind == "stream" and recompute == "full" and layer.block):
             work = Work(work.forward, work.input_gradient, work.weight_gradient, work.forward, work.kernels)
         total += work
     cuts = [op for op in layer.ops if op.cut in {"column", "row"} or op.kind == "dispatch"]
@@ -107,6 +105,13 @@ def layer_time(
     found = {axis: _settled(t, chip, repeats) for axis, t in transfers.items() if t is not None}
     collectives = sum(runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found)
     return LayerTime(total + Work(kernels=collectives), found)  # the host issues collectives too
+
+
+def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozenset[str]:
+    """Operators that the backward pass repeats; frameworks repeat blocks, not what stands before and after them."""
+    if recompute == "full" and not layer.block:
+        return frozenset()
+    return layer.recomputed_ops(recompute, fused_attention=runtime.attention != "unfused")
 
 
 def _settled(t: Transfer, chip: Chip, repeats: float) -> Transfer:

@@ -76,7 +76,7 @@ class Bytes:
 
 def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int, runtime: Runtime) -> StageMemory:
     """Replicas may take different shares on different devices: the one that is fullest for its size."""
-    mine = _stages_of(pipeline, group)
+    mine = stages_of(pipeline, group)
     sorts = list(sorts_of_devices(job, [pipeline.stages[s] for s in mine]))
     rows = [_device_memory(job, pipeline, group, groups, where, position, runtime) for where, position in sorts]
     return max(rows, key=lambda row: max(row.total / row.capacity, row.host / max(row.host_capacity, 1)))
@@ -96,12 +96,14 @@ def sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]
             yield where, position
 
 
-def _stages_of(pipeline: Pipeline, group: int) -> list[int]:
+def stages_of(pipeline: Pipeline, group: int) -> list[int]:
+    """The stages that a device group runs."""
     stages = len(pipeline.stages)
     return [s for s in range(stages) if group_of_stage(pipeline.schedule, stages, s) == group]
 
 
-def _names_held(job: Job, pipeline: Pipeline, stages: list[int]) -> set[str]:
+def names_held(job: Job, pipeline: Pipeline, stages: list[int]) -> set[str]:
+    """The layers of some stages, by name."""
     spans = [span for s in stages for span in pipeline.stages[s].spans]
     return {layer.name for span in spans for layer in layers_of(job.model, span.layers)}
 
@@ -120,8 +122,8 @@ def _device_memory(
     job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int, runtime: Runtime
 ) -> StageMemory:
     """All stages of one device group on one of its devices: states, and activations of what is in flight."""
-    mine = _stages_of(pipeline, group)
-    held = _names_held(job, pipeline, mine)
+    mine = stages_of(pipeline, group)
+    held = names_held(job, pipeline, mine)
     copies = _copies(job, pipeline, mine, held)
 
     def share(span: Span) -> int:
@@ -238,8 +240,8 @@ def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int, runt
     parked = 0.0
     here = len(pipeline.stages[min(mine)].ranks)
     for group in range(groups):
-        senders = _stages_of(pipeline, group)
-        held = _names_held(job, pipeline, senders)
+        senders = stages_of(pipeline, group)
+        held = names_held(job, pipeline, senders)
         sent = []
         for s in senders:
             parts = _kept_by_span(job, pipeline, s, held, lambda span: pipeline.samples / span.dp, runtime)

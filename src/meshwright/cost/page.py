@@ -84,8 +84,8 @@ def _groups(estimate: Estimate) -> list[dict[str, Any]]:
     found, place = [], 0
     for pipeline in estimate.pipelines:
         events = pipeline.timeline.events
-        each = max(MOST_EVENTS // max(len(pipeline.groups), 1), 2)
-        for group in range(len(pipeline.groups)):
+        each = max(MOST_EVENTS // max(pipeline.timeline.groups, 1), 2)
+        for group in range(pipeline.timeline.groups):
             mine = [e for e in events if e.group == group]
             if len(mine) > each:
                 mine = mine[: each // 2] + mine[-each // 2 :]

@@ -10,11 +10,11 @@ from math import log2
 
 from meshwright.cost.collectives import send_seconds
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.memory import sorts_of_devices
+from meshwright.cost.memory import sorts_of_devices, stages_of
 from meshwright.cost.pipeline import Timeline, simulate
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.stage import Site, StageTime, stage_time
-from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds, stages_of
+from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds
 from meshwright.plan import Job, Pipeline, Span
 from meshwright.plan.actions import action_table
 from meshwright.plan.schedule import Action
@@ -29,20 +29,17 @@ class PipelineTime:
 
     timeline: Timeline
     stages: tuple[StageTime, ...]
-    groups: tuple[tuple[int, ...], ...]  # the stages of each device group
     micro_batches: int
-    gradients: tuple[float, ...]  # seconds of gradient reduction and parameter gathering per device group
-    exposed: tuple[float, ...]  # the part of them that delays the step
-    covered: tuple[float, ...]  # the part of them that runs under computation
+    exposed: tuple[float, ...]  # seconds that summing gradients and gathering parameters delay each device group
+    covered: tuple[float, ...]  # seconds of the same that run under computation
     optimizer: tuple[float, ...]  # seconds of the update per device group
-    sends: tuple[float, ...]  # seconds of one message from each stage to the next
     waiting: float  # seconds for the slowest of many devices, and of the host between steps
     seconds: float
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
         """Seconds of the step by what they are spent on, a mean over device groups; they add up to the step."""
-        count = len(self.groups)
+        count = self.timeline.groups
         total: dict[str, float] = defaultdict(float)
         for time in self.stages:
             for (when, name), seconds in time.spent.items():
@@ -61,8 +58,8 @@ class PipelineTime:
         total: dict[str, float] = defaultdict(float)
         for time in self.stages:
             for (_, name), seconds in time.hidden.items():
-                total[name] += seconds * self.micro_batches / len(self.groups)
-        total["gradients"] = sum(self.covered) / len(self.groups)
+                total[name] += seconds * self.micro_batches / self.timeline.groups
+        total["gradients"] = sum(self.covered) / self.timeline.groups
         return {name: seconds for name, seconds in total.items() if seconds > 1e-12}
 
 
@@ -88,9 +85,8 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     work = max(ends) + max(optimizer)
     waiting = work * constants.straggler * log2(nodes) + runtime.step_seconds
     return PipelineTime(
-        timeline, times, tuple(tuple(stages_of(pipeline, g)) for g in range(groups)), pipeline.micro_batches,
-        tuple(map(sum, reduced)), tuple(exposed), tuple(covered), optimizer, tuple(sends), waiting, work + waiting,
-    )  # fmt: skip
+        timeline, times, pipeline.micro_batches, tuple(exposed), tuple(covered), optimizer, waiting, work + waiting
+    )
 
 
 def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants) -> Sites:

@@ -31,7 +31,7 @@ def chrome_trace(estimate: Estimate) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     process = 0
     for pipeline in estimate.pipelines:
-        for group in range(len(pipeline.groups)):
+        for group in range(pipeline.timeline.groups):
             events += _names(process, estimate.memory[process].devices)
             events += _group(process, group, pipeline)
             process += 1

@@ -6,19 +6,15 @@ from collections.abc import Sequence
 
 from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds, send_seconds
 from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.memory import names_held, stages_of
 from meshwright.cost.placement import halves
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.stage import Site, between, gradient_bytes, parameter_bytes, parameter_groups
 from meshwright.model import Layer, Slice, precision
-from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, group_of_stage
+from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan
 from meshwright.plan.spans import alike, layers_of
 
 Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage
-
-
-def stages_of(pipeline: Pipeline, group: int) -> list[int]:
-    count = len(pipeline.stages)
-    return [s for s in range(count) if group_of_stage(pipeline.schedule, count, s) == group]
 
 
 def gradient_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites, runtime: Runtime) -> tuple[float, float]:
@@ -64,9 +60,7 @@ def _reduced(job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site]) -
 
 def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site) -> float:
     """A head whose weights live on another stage sums its gradients with the embedding's (Megatron: first and last)."""
-    held = {
-        layer.name for s in mine for span in pipeline.stages[s].spans for layer in layers_of(job.model, span.layers)
-    }
+    held = names_held(job, pipeline, mine)
     seconds = 0.0
     for span in pipeline.stages[stage].spans:
         cut = cut_of(span, 1, job, site.runtime)
