@@ -1,10 +1,22 @@
 """What does a choice cost? Time and memory of any plan, and the timeline of any pipeline.
 
-`estimate` and what it is made of need numpy and are imported from their own modules: `cost.estimate`, `cost.layer`.
+What prices bytes or seconds needs numpy, which is loaded when it is first used.
 """
 
-from meshwright.cost.memory import fits, plan_memory
+from typing import TYPE_CHECKING, Any
+
 from meshwright.cost.pipeline import Event, Timeline, simulate
 from meshwright.cost.runtime import RUNTIMES, Runtime, runtime
 
+if TYPE_CHECKING:
+    from meshwright.cost.memory import fits, plan_memory
+
 __all__ = ["RUNTIMES", "Event", "Runtime", "Timeline", "fits", "plan_memory", "runtime", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"fits", "plan_memory"}:
+        from meshwright.cost import memory
+
+        return getattr(memory, name)
+    raise AttributeError(f"module 'meshwright.cost' has no attribute '{name}'")

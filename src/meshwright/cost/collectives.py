@@ -78,17 +78,29 @@ def gather_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Co
 
     Each device passes on moved (size - 1) / size bytes; the slowest tier decides. A ring takes size - 1 steps.
     """
+    per_byte, once = gather_parts(fabric, size, stride)
+    return moved * per_byte + once
+
+
+def gather_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tuple[Array, Array]:
+    """The same as (seconds per byte, seconds of latency)."""
     slowest: Array = 0.0
     latency: Array = 0.0
     for tier, below, factor in fabric.steps(size, stride):
         used = factor > 1
         slowest = np.maximum(slowest, used / (tier.bandwidth * below))
         latency = latency + used * (factor - 1) * tier.latency
-    return moved * (size - 1) / size * slowest + latency + fabric.start
+    return (size - 1) / size * slowest, latency + fabric.start
 
 
 def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
     """All-reduce of `moved` bytes: a ring (reduce-scatter, then all-gather) or a tree, whichever is faster."""
+    per_byte, once = reduce_parts(fabric, size, stride)
+    return moved * per_byte + once
+
+
+def reduce_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tuple[Array, Array]:
+    """The same as (seconds per byte, seconds of latency)."""
     slowest: Array = 0.0
     ring: Array = 0.0
     tree: Array = 0.0
@@ -98,7 +110,7 @@ def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Co
         ring = ring + used * 2 * (factor - 1) * tier.latency
         hops = np.ceil(np.log2(np.maximum(factor, 1))) if tier.tree else factor - 1
         tree = tree + used * 2 * hops * tier.latency
-    return 2 * moved * (size - 1) / size * slowest + np.minimum(ring, tree) + fabric.start
+    return 2 * (size - 1) / size * slowest, np.minimum(ring, tree) + fabric.start
 
 
 def exchange_seconds(

@@ -9,19 +9,24 @@ not fit into each other's places; every process takes `Runtime.context` beside i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
 
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
+from meshwright.cost.ways import Ways
 from meshwright.errors import DoesNotFit
-from meshwright.model import Slice, precision
+from meshwright.model import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of
 from meshwright.units import size
 
 OURS = RUNTIMES["meshwright"]
+Array = Any
 
 
 def plan_memory(plan: Plan, job: Job | None = None, runtime: Runtime = OURS) -> list[StageMemory]:
@@ -61,11 +66,15 @@ def fits(memory: list[StageMemory]) -> None:
 class Bytes:
     """What one device holds, and what it has moved to the host."""
 
-    parameters: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    host: float = 0.0
+    parameters: Array = 0.0
+    gradients: Array = 0.0
+    optimizer: Array = 0.0
+    activations: Array = 0.0
+    host: Array = 0.0
+
+    @property
+    def states(self) -> Array:
+        return self.parameters + self.gradients + self.optimizer
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -132,9 +141,9 @@ def _device_memory(
     spans = [span for s in mine for span in pipeline.stages[s].spans]
     cuts = [cut_of(span, share(span), job, runtime) for span in spans]
     states, moment = Bytes(), Transient()
-    for span, cut in zip(spans, cuts, strict=True):
-        states += _states(job, span, cut, copies, runtime)
-        moment = moment.fuller(transient(job, span, cut, runtime))
+    for span in spans:
+        states += _states(job, span, copies, runtime)
+        moment = moment.fuller(transient(job, span, share(span), runtime))
     working = moment.working + weight_gradient_buffers(job, spans, cuts, runtime)
     communication = moment.communication + _receive_buffers(job, pipeline, mine, runtime)
     each = [_activations(job, pipeline, s, held, share, runtime) for s in mine]
@@ -169,33 +178,42 @@ def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Run
     return total * pipeline.micro_batches
 
 
-def _states(job: Job, span: Span, cut: Slice, copies: set[str], runtime: Runtime) -> Bytes:
+def _states(job: Job, span: Span, copies: set[str], runtime: Runtime) -> Bytes:
     """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
-    p, extra = precision(job.precision), OPTIMIZERS[job.optimizer]
-    dense = experts = frozen = 0
+    ways = Ways.anywhere(span, 1, job, runtime)
     layers = layers_of(job.model, span.layers)
     bring = [layer for layer in layers if layer.name in copies]
-    for layer, number in alike(layer for layer in layers if layer.name not in copies):
-        own_experts = layer.expert_parameters_on(cut)
-        experts += number * own_experts
-        frozen += number * layer.frozen_parameters_on(cut)
-        dense += number * (layer.parameters_on(cut) - own_experts)
-    frozen += sum(layer.frozen_parameters_on(cut, with_tied=True) for layer in bring)
-    dense += sum(layer.parameters_on(cut, with_tied=True) for layer in bring)
-    total = Bytes()
-    for count, still, replicas in ((dense, frozen, span.replicas), (experts, 0, span.expert_replicas)):
-        shards = span.shards(replicas)
-        one_copy = runtime.one_copy_of_parameters and span.zero == 3 and shards > 1 and p.master > 0
-        size, master = (p.master, 0.0) if one_copy else (p.parameter, p.master if runtime.master_copy else 0.0)
-        parameters = count * size / (shards if span.zero >= 3 else 1)
-        gradients = (count - still) * min(p.gradient, runtime.accumulate_bytes) / (shards if span.zero >= 2 else 1)
+    total = state_bytes(job, alike(layer for layer in layers if layer.name not in copies), ways, runtime)
+    return total + state_bytes(job, [(layer, 1) for layer in bring], ways, runtime, with_tied=True)
+
+
+def state_bytes(
+    job: Job, layers: Iterable[tuple[Layer, int]], ways: Ways, runtime: Runtime, *, with_tied: bool = False
+) -> Bytes:
+    """States of so many layers of each sort on one device."""
+    p, extra, cut = precision(job.precision), OPTIMIZERS[job.optimizer], ways.cut
+    dense: Array = 0
+    experts: Array = 0
+    frozen: Array = 0
+    for layer, number in layers:
+        own = layer.expert_parameters_on(cut)
+        experts = experts + number * own
+        frozen = frozen + number * layer.frozen_parameters_on(cut, with_tied=with_tied)
+        dense = dense + number * (layer.parameters_on(cut, with_tied=with_tied) - own)
+    total, zero = Bytes(), np.asarray(ways.zero)
+    for count, still, replicas in ((dense, frozen, ways.dense), (experts, 0, ways.experts)):
+        shards = replicas.shards
+        one_copy = (zero == 3) & (np.asarray(shards) > 1) & (runtime.one_copy_of_parameters and p.master > 0)
+        size = np.where(one_copy, p.master, p.parameter)
+        master = np.where(one_copy | (not runtime.master_copy), 0.0, p.master)
+        parameters = count * size / np.where(zero >= 3, shards, 1)
+        gradients = (count - still) * min(p.gradient, runtime.accumulate_bytes) / np.where(zero >= 2, shards, 1)
         states = master + extra + runtime.optimizer_temporary
-        optimizer = (count - still) * states / (shards if span.zero >= 1 else 1)
-        away = span.offload
+        optimizer = (count - still) * states / np.where(zero >= 1, shards, 1)
+        away = parameters * ways.offload_parameters + optimizer * ways.offload_optimizer
         total += Bytes(
-            parameters * (1 - away.parameters), gradients, optimizer * (1 - away.optimizer),
-            host=parameters * away.parameters + optimizer * away.optimizer,
-        )  # fmt: skip
+            parameters * (1 - ways.offload_parameters), gradients, optimizer * (1 - ways.offload_optimizer), host=away
+        )
     return total
 
 

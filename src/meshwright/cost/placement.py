@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def replicas(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabri
     return dense, counts(cluster, ranks, [step * i for i in range(span.expert_replicas)], fabric)
 
 
-def halves(whole: Counts, shards: int, size: int) -> tuple[Counts, Counts]:
+def halves(whole: Counts, shards: Any, size: Any) -> tuple[Counts, Counts]:
     """A group cut into hybrid groups of so many adjacent members: inside one of them, and across them."""
-    inside = tuple(min(count, shards) for count in whole)
-    return inside, (*(max(count // shards, 1) for count in whole[:-1]), size // shards)
+    inside = tuple(np.minimum(count, shards) for count in whole)
+    return inside, (*(np.maximum(count // shards, 1) for count in whole[:-1]), size // shards)

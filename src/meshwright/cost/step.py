@@ -13,7 +13,8 @@ from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import sorts_of_devices, stages_of
 from meshwright.cost.pipeline import Timeline, simulate
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.stage import Site, StageTime, stage_time
+from meshwright.cost.site import Site
+from meshwright.cost.stage import StageTime, stage_time
 from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds
 from meshwright.plan import Job, Pipeline, Span
 from meshwright.plan.actions import action_table
@@ -75,10 +76,10 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
     blocking = 0.0 if runtime.overlap_pipeline else 1.0  # a blocking send is part of the sender's action
     timeline = simulate(table, _durations(times, sends, blocking), lambda a, b: (1 - blocking) * sends[min(a, b)])
-    reduced = [gradient_seconds(job, pipeline, g, sites, runtime) for g in range(groups)]
+    reduced = [gradient_seconds(job, pipeline, g, sites) for g in range(groups)]
     settled = [_settled(pipeline, g, times, *reduced[g], runtime, constants) for g in range(groups)]
     exposed, covered = ([pair[i] for pair in settled] for i in (0, 1))
-    optimizer = tuple(optimizer_seconds(job, pipeline, g, sites, runtime) for g in range(groups))
+    optimizer = tuple(optimizer_seconds(job, pipeline, g, sites) for g in range(groups))
     ends = [end + late for end, late in zip(timeline.ends, exposed, strict=True)]
     size = min(group.devices_per_node for group in job.cluster.groups)
     nodes = max(len({rank for stage in pipeline.stages for rank in stage.ranks}) / size, 1)
@@ -97,7 +98,7 @@ def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants)
         key = (stage.devices, tuple(span.shares for span in stage.spans))
         if key not in known:
             sorts = sorts_of_devices(job, [stage])
-            known[key] = [(Site.of(job, stage, where, runtime, constants), position) for where, position in sorts]
+            known[key] = [(Site.of(job, stage.ranks, where, runtime, constants), position) for where, position in sorts]
         found.append(known[key])
     return found
 

@@ -3,80 +3,94 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 from meshwright.cost.runtime import Runtime
+from meshwright.cost.ways import Ways
 from meshwright.model import Layer, Slice, precision
+from meshwright.model.layer import Recompute
 from meshwright.plan import Job, Span
 from meshwright.plan.spans import alike, layers_of, sort_of
+
+Array = Any
 
 
 @dataclass(frozen=True)
 class Transient:
     """The most a device needs beside its states and the activations in flight."""
 
-    working: float = 0.0  # recomputed activations, gradients of activations, temporaries of the loss
-    communication: float = 0.0  # gathered weights and inputs, gradients before they are sharded
+    working: Array = 0.0  # recomputed activations, gradients of activations, temporaries of the loss
+    communication: Array = 0.0  # gathered weights and inputs, gradients before they are sharded
+
+    @property
+    def total(self) -> Array:
+        return self.working + self.communication
 
     def fuller(self, other: Transient) -> Transient:
         """The larger of two moments."""
-        return self if self.working + self.communication >= other.working + other.communication else other
+        return self if self.total >= other.total else other
 
 
-def transient(job: Job, span: Span, cut: Slice, runtime: Runtime) -> Transient:
+def transient(job: Job, span: Span, samples: int, runtime: Runtime) -> Transient:
     """The fullest moment of a span: the block whose backward pass needs most."""
     most, seen = Transient(), set()
+    ways = Ways.anywhere(span, samples, job, runtime)
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
         block = list(layers)
         sort = tuple(map(sort_of, block))
         if sort in seen:
             continue
         seen.add(sort)
-        most = most.fuller(Transient(_working(block, span, cut, runtime), _communication(block, job, span, cut)))
+        most = most.fuller(moment(block, ways, span.recompute, runtime))
     return most
 
 
-def _working(block: list[Layer], span: Span, cut: Slice, runtime: Runtime) -> float:
+def moment(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime) -> Transient:
+    """The fullest moment of one block, or of a part of it."""
+    return Transient(_working(block, ways, recompute, runtime), _communication(block, ways))
+
+
+def _working(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime) -> Array:
     """Activations that were dropped or moved away come back; gradients of the widest product stand beside them."""
-    again = sum(
-        float(layer.kept_bytes(cut, "none") - span.activations_here * layer.kept_bytes(cut, span.recompute))
-        for layer in block
-    )
-    return max(again, 0.0) + max(_gradients(layer, cut, runtime) for layer in block)
+    cut = ways.cut
+    again = sum(layer.kept_bytes(cut, "none") - ways.here * layer.kept_bytes(cut, recompute) for layer in block)
+    return np.maximum(again, 0.0) + reduce(np.maximum, (_gradients(layer, cut, runtime) for layer in block))
 
 
-def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> float:
+def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
     """Gradients of the output and the input of a layer's widest product; of a head, what the loss makes of the logits."""
     size, length = precision(cut.precision).activation, layer.length(cut.seq_len)
     if layer.kind == "head":
         logits = sum(op.moves for op in layer.ops if op.kind == "loss")
         # The model counts four bytes of every logit among the activations.
-        return max(runtime.loss_memory - 4.0, 0.0) * logits * float(cut.tokens("tensor", length))
-    widest = 0.0
+        return max(runtime.loss_memory - 4.0, 0.0) * logits * cut.tokens("tensor", length)
+    widest: Array = 0.0
     for op in layer.ops:
         if op.kind == "matmul":
-            rows = float(cut.tokens("whole" if op.cut in {"column", "row"} else op.scope, length)) * op.rows
+            rows = cut.tokens("whole" if op.cut in {"column", "row"} else op.scope, length) * op.rows
             n, k = (op.n / cut.tp, op.k) if op.cut == "column" else (op.n, op.k / cut.tp if op.cut == "row" else op.k)
-            widest = max(widest, size * rows * (n + k))
+            widest = np.maximum(widest, size * rows * (n + k))
     return widest
 
 
-def _communication(block: list[Layer], job: Job, span: Span, cut: Slice) -> float:
+def _communication(block: list[Layer], ways: Ways) -> Array:
     """Weights fetched from elsewhere (the running block's and the next one's), whole gradients before they are
     sharded, and the input that sequence parallelism gathers."""
-    p = precision(job.precision)
+    cut, zero = ways.cut, np.asarray(ways.zero)
+    p = precision(cut.precision)
     experts = sum(layer.expert_parameters_on(cut) for layer in block)
     dense = sum(layer.parameters_on(cut, with_tied=True) for layer in block) - experts
-    total = 0.0
-    for count, replicas in ((dense, span.replicas), (experts, span.expert_replicas)):
-        sharded = span.shards(replicas) > 1
-        if span.offload.parameters or (span.zero == 3 and sharded):
-            total += 2 * count * p.parameter
-        if span.zero >= 2 and sharded:
-            total += count * p.gradient
-    if span.sp and span.tp > 1:
-        total += max(float(layer.input_bytes(cut)) * span.tp for layer in block)
-    return total
+    total: Array = 0.0
+    for count, replicas in ((dense, ways.dense), (experts, ways.experts)):
+        sharded = np.asarray(replicas.shards) > 1
+        fetched = (np.asarray(ways.offload_parameters) > 0) | ((zero == 3) & sharded)
+        total = total + fetched * 2 * count * p.parameter + ((zero >= 2) & sharded) * count * p.gradient
+    gathered = reduce(np.maximum, (layer.input_bytes(cut) for layer in block)) * cut.tp
+    return total + (np.asarray(cut.sp, dtype=bool) & (np.asarray(cut.tp) > 1)) * gathered
 
 
 def weight_gradient_buffers(job: Job, spans: list[Span], cuts: list[Slice], runtime: Runtime) -> float:

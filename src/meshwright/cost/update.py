@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds, send_seconds
+import numpy as np
+
+from meshwright.cost.collectives import Fabric, gather_parts, reduce_parts, reduce_seconds, send_seconds
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import names_held, stages_of
 from meshwright.cost.placement import halves
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.stage import Site, between, gradient_bytes, parameter_bytes, parameter_groups
+from meshwright.cost.site import Site, between
+from meshwright.cost.ways import Ways, parameter_groups
 from meshwright.model import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan
 from meshwright.plan.spans import alike, layers_of
 
+Array = Any
 Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage
 
 
-def gradient_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites, runtime: Runtime) -> tuple[float, float]:
+def gradient_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) -> tuple[float, float]:
     """Seconds to reduce a device's gradients over the replicas, and to gather the parameters after the update.
 
-    ZeRO-1 scatters the gradients to their shards; ZeRO-2 and 3 do so micro-batch by micro-batch, which `stage.py` counts.
-    Hybrid groups sum their shards with the other groups' once per step.
+    ZeRO-1 scatters the gradients to their shards; ZeRO-2 and 3 do so micro-batch by micro-batch, which `passes.py`
+    counts. Hybrid groups sum their shards with the other groups' once per step. Buckets follow each other without a
+    gap, so that only the longest latency counts, once.
     """
     mine = stages_of(pipeline, group)
     return max(
@@ -33,29 +40,54 @@ def gradient_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites, run
 
 def _reduced(job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site]) -> tuple[float, float]:
     """The same for one sort of device, whose place in each stage is given."""
-    reduce = gather = 0.0
+    total, tied = Settled(), 0.0
     for s, site in zip(mine, sites, strict=True):
-        runtime, fabric = site.runtime, site.fabric
         for span in pipeline.stages[s].spans:
-            cut = cut_of(span, 1, job, runtime)
-            for held in parameter_groups(layers_of(job.model, span.layers), cut, span, site):
-                if held.replicas == 1 or not held.count:
-                    continue
-                shards, moved = span.shards(held.replicas), held.trained * gradient_bytes(runtime, job.precision)
-                inside, across = halves(held.joined, shards, held.replicas)
-                if span.zero == 0 or shards == 1:
-                    reduce += float(reduce_seconds(fabric, moved, held.replicas, held.joined))
-                    continue
-                if span.zero == 1:
-                    reduce += float(gather_seconds(fabric, moved, shards, inside))
-                    gather += shards * runtime.shard_seconds
-                if shards < held.replicas:
-                    reduce += float(reduce_seconds(fabric, moved / shards, held.replicas // shards, across))
-                if span.zero in {1, 2}:
-                    back = held.trained * parameter_bytes(runtime, job.precision)
-                    gather += float(gather_seconds(fabric, back, shards, inside))
-        reduce += _tied(job, pipeline, s, mine, site)
-    return reduce, gather
+            ways = Ways.of(span, 1, job, site)
+            total = total.after(settled(layers_of(job.model, span.layers), ways, site))
+        tied += _tied(job, pipeline, s, mine, site)
+    return float(total.reduce + total.reduce_once + tied), float(total.gather + total.gather_once)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Seconds that end a step on one device: by bytes, which add up, and by latency, which counts once."""
+
+    reduce: Array = 0.0
+    gather: Array = 0.0
+    reduce_once: Array = 0.0
+    gather_once: Array = 0.0
+
+    def after(self, other: Settled) -> Settled:
+        return Settled(
+            self.reduce + other.reduce, self.gather + other.gather,
+            np.maximum(self.reduce_once, other.reduce_once), np.maximum(self.gather_once, other.gather_once),
+        )  # fmt: skip
+
+
+def settled(layers: Sequence[Layer], ways: Ways, site: Site) -> Settled:
+    """Gradients of some layers summed over their replicas, their parameters gathered after the update."""
+    total, zero, runtime = Settled(), np.asarray(ways.zero), site.runtime
+    for held in parameter_groups(layers, ways):
+        count, shards = np.asarray(held.replicas.count), np.asarray(held.replicas.shards)
+        used = (count > 1) & (held.count > 0)
+        moved, back = held.trained * site.gradient_bytes, held.trained * site.parameter_bytes
+        inside, across = halves(held.replicas.joined, shards, count)
+        whole = used & ((zero == 0) | (shards == 1))
+        scattered, hybrid = used & ~whole, used & ~whole & (shards < count)
+        per_all, once_all = reduce_parts(site.fabric, count, held.replicas.joined)
+        per_in, once_in = gather_parts(site.fabric, shards, inside)
+        per_across, once_across = reduce_parts(site.fabric, np.maximum(count // shards, 1), across)
+        first, later = scattered & (zero == 1), scattered & (zero <= 2)
+        total = total.after(
+            Settled(
+                whole * moved * per_all + first * moved * per_in + hybrid * moved / shards * per_across,
+                later * back * per_in,
+                whole * once_all + first * once_in + hybrid * once_across,
+                later * once_in + first * shards * runtime.shard_seconds,
+            )
+        )
+    return total
 
 
 def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site) -> float:
@@ -67,49 +99,52 @@ def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site)
         for layer in layers_of(job.model, span.layers):
             if layer.tied_to and layer.tied_to not in held:
                 count = float(layer.parameters_on(cut, with_tied=True)) - float(layer.parameters_on(cut))
-                moved = count * gradient_bytes(site.runtime, job.precision)
+                moved = count * site.gradient_bytes
                 other = pipeline.stages[0].ranks[0]
                 seconds += 2 * send_seconds(job.cluster, moved, site.ranks[0], other, site.constants)
     return seconds
 
 
-def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites, runtime: Runtime) -> float:
+def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) -> float:
     """Read and write of states, bound by memory, on the slowest sort of device."""
     mine = stages_of(pipeline, group)
     sorts = max(len(sites[s]) for s in mine)
-    return max(
-        sum(_update(job, pipeline, s, sites[s][min(sort, len(sites[s]) - 1)][0], runtime) for s in mine)
-        for sort in range(sorts)
-    )
+
+    def on(stage: int, site: Site) -> float:
+        spans = pipeline.stages[stage].spans
+        return sum(
+            float(update_seconds(job, layers_of(job.model, span.layers), Ways.of(span, 1, job, site), site))
+            for span in spans
+        )
+
+    return max(sum(on(s, sites[s][min(sort, len(sites[s]) - 1)][0]) for s in mine) for sort in range(sorts))
 
 
-def _update(job: Job, pipeline: Pipeline, stage: int, site: Site, runtime: Runtime) -> float:
-    """One stage's states on one device; offloaded ones are updated by the host's processors."""
-    seconds = 0.0
+def update_seconds(job: Job, layers: Sequence[Layer], ways: Ways, site: Site) -> Array:
+    """The states of some layers on one device; offloaded ones are updated by the host's processors."""
+    seconds: Array = 0.0
     scale = (precision(job.precision).master + OPTIMIZERS[job.optimizer] + 4.0) / 16.0  # 16: AdamW in mixed precision
-    for span in pipeline.stages[stage].spans:
-        cut, layers = cut_of(span, 1, job, runtime), layers_of(job.model, span.layers)
-        if job.optimizer == "muon":
-            seconds += _orthogonalise(layers, cut, 1 / (span.shards(span.replicas) if span.zero else 1), site)
-        for held in parameter_groups(layers, cut, span, site):
-            mine = held.trained / (span.shards(held.replicas) if span.zero else 1)
-            moved, away = mine * runtime.optimizer_bytes * scale, span.offload.optimizer
-            seconds += (1 - away) * moved / site.chip.memory
-            # Gradients go to the host, parameters come back; processors update what lies between.
-            back = parameter_bytes(runtime, job.precision)
-            seconds += away * (moved / site.host_update + mine * (4 + back) / site.host)
+    sharded, away = np.asarray(ways.zero) > 0, ways.offload_optimizer
+    if job.optimizer == "muon":
+        seconds = seconds + _orthogonalise(layers, ways.cut, 1 / np.where(sharded, ways.dense.shards, 1), site)
+    for held in parameter_groups(layers, ways):
+        mine = held.trained / np.where(sharded, held.replicas.shards, 1)
+        moved = mine * site.runtime.optimizer_bytes * scale
+        seconds = seconds + (1 - away) * moved / site.chip.memory
+        # Gradients go to the host, parameters come back; processors update what lies between.
+        seconds = seconds + away * (moved / site.host_update + mine * (4 + site.parameter_bytes) / site.host)
     return seconds
 
 
-def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: float, site: Site) -> float:
+def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: Array, site: Site) -> Array:
     """Muon: five Newton-Schulz steps per matrix of m x n, m the smaller: 4 m^2 n + 2 m^3 FLOPs each (Jordan, 2024)."""
-    flops = 0.0
+    flops: Array = 0.0
     for layer, number in alike(layers):
         for op in layer.ops:
             if op.kind == "matmul" and layer.kind != "head" and op.k:
-                held = float(sum(w.on_device(cut) for w in op.weights)) / (op.k * op.n)  # matrices of this shape
+                held = sum(w.on_device(cut) for w in op.weights) / (op.k * op.n)  # matrices of this shape
                 m, n = min(op.k, op.n), max(op.k, op.n)
-                flops += number * held * 5 * (4.0 * m * m * n + 2.0 * m**3)
+                flops = flops + number * held * 5 * (4.0 * m * m * n + 2.0 * m**3)
     return flops * part / site.chip.product_16
 
 
@@ -124,14 +159,14 @@ def between_pipelines(job: Job, plan: Plan, runtime: Runtime, constants: Constan
             held = 0.0
             for s in stages_of(pipeline, group):
                 stage = pipeline.stages[s]
-                site = Site.of(job, stage, job.cluster.group_index(stage.ranks[0]), runtime, constants)
+                site = Site.of(job, stage.ranks, job.cluster.group_index(stage.ranks[0]), runtime, constants)
                 for span in stage.spans:
-                    cut = cut_of(span, 1, job, runtime)
-                    for part in parameter_groups(layers_of(job.model, span.layers), cut, span, site):
-                        held += part.trained / (span.shards(part.replicas) if span.zero else 1)
+                    ways = Ways.of(span, 1, job, site)
+                    for part in parameter_groups(layers_of(job.model, span.layers), ways):
+                        held += part.trained / (part.replicas.shards if span.zero else 1)
             home = job.cluster.groups[touched[0]]
             fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)
             apart = (1,) * (len(fabric.tiers) - 1) + (len(plan.pipelines),)  # pipelines seldom share a node
-            moved = held * gradient_bytes(runtime, job.precision)
+            moved = held * site.gradient_bytes
             worst = max(worst, float(reduce_seconds(fabric, moved, len(plan.pipelines), apart)))
     return worst

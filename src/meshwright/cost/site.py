@@ -1,0 +1,71 @@
+"""Where a stage runs: the chip, the links, the framework, and which devices an axis joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshwright.cluster import Cluster, Link
+from meshwright.cost.collectives import Counts, Fabric
+from meshwright.cost.compute import Chip
+from meshwright.cost.constants import Constants
+from meshwright.cost.layer import Placement
+from meshwright.cost.placement import counts, placement, replicas
+from meshwright.cost.runtime import Runtime
+from meshwright.model import precision
+from meshwright.plan import Job, Span
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a stage runs: its devices, the chip, the links, the framework."""
+
+    cluster: Cluster
+    ranks: tuple[int, ...]
+    chip: Chip
+    fabric: Fabric
+    runtime: Runtime
+    constants: Constants
+    precision: str
+    host: float  # bytes/s to or from host memory
+    host_update: float  # bytes/s at which this device's part of the host updates offloaded states
+    _known: dict[tuple[object, ...], tuple[Placement, Counts, Counts]] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def of(job: Job, ranks: tuple[int, ...], where: int, runtime: Runtime, constants: Constants) -> Site:
+        """One sort of device of a stage; a stage that spans groups of nodes is joined by their slowest link."""
+        home = job.cluster.groups[where]
+        touched = sorted({job.cluster.group_index(rank) for rank in (min(ranks), max(ranks))})
+        fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)
+        chip = Chip.of(home.device, job.precision, runtime, constants)
+        host = max(home.device.host_bandwidth, 1e9) * constants.host_copy
+        update = constants.host_memory / home.devices_per_node
+        return Site(job.cluster, ranks, chip, fabric, runtime, constants, job.precision, host, update)
+
+    def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:
+        """Members of each axis of a span, of its replicas, and of its experts' replicas, by what joins them."""
+        key = (span.dp, span.tp, span.ulysses, span.ring, span.ep, span.etp, span.order)
+        if key not in self._known:
+            where = (self.cluster, span, self.ranks, self.fabric)
+            self._known[key] = (placement(*where), *replicas(*where))
+        return self._known[key]
+
+    @property
+    def everyone(self) -> Counts:
+        """All devices of the stage as one group."""
+        return counts(self.cluster, self.ranks, list(range(len(self.ranks))), self.fabric)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Of one element, as parameters travel: as the runtime casts them, or wider where the job trains wider."""
+        return max(self.runtime.gather_bytes, precision(self.precision).parameter)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of one element, as gradients travel."""
+        return max(self.runtime.gradient_bytes, precision(self.precision).activation)
+
+
+def between(cluster: Cluster, groups: Sequence[int]) -> Link:
+    """The link that joins some groups of nodes."""
+    return cluster.between or min((cluster.groups[g].network for g in groups), key=lambda link: link.bandwidth)

@@ -1,0 +1,90 @@
+"""One way to run a layer, or thousands of them at once.
+
+A plan's span is one way; a search prices all the ways it may choose from in one call. Every field is a number, or a
+numpy array with one entry for each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.cost.collectives import Counts
+from meshwright.cost.layer import Placement
+from meshwright.cost.runtime import Runtime, cut_of
+from meshwright.cost.site import Site
+from meshwright.model import Layer, Slice
+from meshwright.plan import Job, Span
+from meshwright.plan.spans import alike
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Devices that hold the same parameters."""
+
+    count: Array
+    shards: Array  # pieces that ZeRO cuts their states into
+    joined: Counts  # how many of them each tier of links joins
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a layer is cut, where its groups lie, and what is sharded or moved away."""
+
+    cut: Slice
+    place: Placement
+    dense: Replicas
+    experts: Replicas
+    zero: Array = 0
+    offload_activations: Array = 0.0
+    offload_optimizer: Array = 0.0
+    offload_parameters: Array = 0.0
+    swapped: Array = 0.0
+
+    @staticmethod
+    def of(span: Span, samples: int, job: Job, site: Site) -> Ways:
+        """The way of a span whose replica takes so many samples of a micro-batch."""
+        return Ways._of(span, samples, job, site.runtime, *site.joined(span))
+
+    @staticmethod
+    def anywhere(span: Span, samples: int, job: Job, runtime: Runtime) -> Ways:
+        """The same where it does not matter how far apart devices are: for bytes."""
+        return Ways._of(span, samples, job, runtime, Placement(), (), ())
+
+    @staticmethod
+    def _of(
+        span: Span, samples: int, job: Job, runtime: Runtime, place: Placement, same: Counts, same_experts: Counts
+    ) -> Ways:
+        return Ways(
+            cut_of(span, samples, job, runtime), place,
+            Replicas(span.replicas, span.shards(span.replicas), same),
+            Replicas(span.expert_replicas, span.shards(span.expert_replicas), same_experts),
+            span.zero, span.offload.activations, span.offload.optimizer, span.offload.parameters,
+            span.swap.activations if span.swap else 0.0,
+        )  # fmt: skip
+
+    @property
+    def here(self) -> Array:
+        """The part of the activations that is neither on the host nor with another stage."""
+        return 1 - self.offload_activations - self.swapped
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters on one device, and the devices that hold the same."""
+
+    count: Array
+    trained: Array  # of these, those that have gradients
+    replicas: Replicas
+
+
+def parameter_groups(layers: Sequence[Layer], ways: Ways) -> tuple[Held, Held]:
+    """Dense parameters, then experts: they are replicated over different devices."""
+    kinds = alike(layers)
+    experts = sum(n * layer.expert_parameters_on(ways.cut) for layer, n in kinds)
+    dense = sum(n * layer.parameters_on(ways.cut) for layer, n in kinds) - experts
+    frozen = sum(n * layer.frozen_parameters_on(ways.cut) for layer, n in kinds)
+    return Held(dense, dense - frozen, ways.dense), Held(experts, experts, ways.experts)
