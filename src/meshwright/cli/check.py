@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from meshwright.cli.common import as_json, job_options, load_plan, notes_on, print_json, runtime_option
-from meshwright.cost import RUNTIMES, fits, plan_memory
+from meshwright.cost import RUNTIMES
 from meshwright.plan.estimate import StageMemory
 from meshwright.units import size
 
@@ -36,6 +36,8 @@ def command(plan: str, runtime: str, json_: bool, **options: Any) -> None:
 
     PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
     """
+    from meshwright.cost import fits, plan_memory  # numpy is loaded here, not at the start
+
     document, job = load_plan(plan, options)
     memory = plan_memory(document, job, RUNTIMES[runtime])
     notes = notes_on(document, job)

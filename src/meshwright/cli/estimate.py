@@ -19,7 +19,6 @@ from meshwright.cli.common import (
     print_json,
     runtime_option,
 )  # fmt: skip
-from meshwright.cost import fits
 from meshwright.errors import InputError
 from meshwright.files import write_text
 from meshwright.model import presets
@@ -64,6 +63,7 @@ def command(
     document, job = _read(what, cluster, short, options)
     if timeline is not None and timeline == html:
         raise InputError("is the file of --timeline too", field="--html")
+    from meshwright.cost import fits
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
 
     found = estimate(job, document, runtime)

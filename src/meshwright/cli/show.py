@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from meshwright.cli.common import as_json, console, job_options, load_plan, notes_on
-from meshwright.cost import plan_memory
 
 EPILOG = """
 \b
@@ -31,6 +30,7 @@ def command(plan: str, json_: bool, **options: Any) -> None:
     if json_:
         click.echo(document.to_json(), nl=False)
         return
+    from meshwright.cost import plan_memory  # numpy is loaded here, not at the start
     from meshwright.plan.picture import draw
 
     out = console()
