@@ -6,7 +6,8 @@ numpy arrays, with one entry for each candidate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -85,14 +86,25 @@ def layer_time(
     recompute: Recompute = "none",
 ) -> LayerTime:  # fmt: skip
     """Computation and communication of one layer for one micro-batch on one device."""
+    many = layer_times(layer, cut, chip, fabric, runtime, place, [recompute])
+    work = replace(many.work, recompute=many.work.recompute[0])
+    return LayerTime(work, {axis: replace(t, repeated=t.repeated[0]) for axis, t in many.transfers.items()})
+
+
+def layer_times(
+    layer: Layer, cut: Slice, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement,
+    recomputes: Sequence[Recompute],
+) -> LayerTime:  # fmt: skip
+    """The same under several choices of what is repeated: `recompute` and `repeated` get them as their first axis."""
     length = layer.length(cut.seq_len)
-    again = repeated_ops(layer, recompute, runtime)
-    total = Work()
-    for op in layer.ops:
-        work = _op_work(op, layer, cut, length, chip, runtime)
-        if op.name in again or (op.kind == "stream" and recompute == "full" and layer.block):
-            work = Work(work.forward, work.input_gradient, work.weight_gradient, work.forward, work.kernels)
-        total += work
+    works = [_op_work(op, layer, cut, length, chip, runtime) for op in layer.ops]
+    again = [repeated_ops(layer, recompute, runtime) for recompute in recomputes]
+    total = sum(works, Work())
+    repeated = [
+        sum((w.forward for op, w in zip(layer.ops, works, strict=True) if _repeats(op, names, layer, r)), 0.0)
+        for names, r in zip(again, recomputes, strict=True)
+    ]
+    total = replace(total, recompute=np.stack([np.broadcast_to(r, np.shape(total.forward)) for r in repeated]))
     cuts = [op for op in layer.ops if op.cut in {"column", "row"} or op.kind == "dispatch"]
     transfers = {
         "tp": _tensor_parallel(layer, cut, length, fabric, runtime, place, total),
@@ -101,10 +113,20 @@ def layer_time(
         "ep": _experts(layer, cut, length, fabric, runtime, place),
     }
     # Recomputed operators fetch their inputs again.
-    repeats = sum(op.name in again for op in cuts) / max(len(cuts), 1)
-    found = {axis: _settled(t, chip, repeats) for axis, t in transfers.items() if t is not None}
+    fetched = np.array([sum(op.name in names for op in cuts) / max(len(cuts), 1) for names in again])
+    found = {axis: _settled(t, chip, fetched) for axis, t in transfers.items() if t is not None}
     collectives = sum(runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found)
     return LayerTime(total + Work(kernels=collectives), found)  # the host issues collectives too
+
+
+def _repeats(op: Op, names: frozenset[str], layer: Layer, recompute: Recompute) -> bool:
+    return op.name in names or (op.kind == "stream" and recompute == "full" and bool(layer.block))
+
+
+def operator_seconds(layer: Layer, cut: Slice, chip: Chip, runtime: Runtime) -> dict[str, float]:
+    """Seconds of each operator's forward pass, which is what repeating it costs."""
+    length = layer.length(cut.seq_len)
+    return {op.name: float(_op_work(op, layer, cut, length, chip, runtime).forward) for op in layer.ops}
 
 
 def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozenset[str]:
@@ -114,12 +136,12 @@ def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozen
     return layer.recomputed_ops(recompute, fused_attention=runtime.attention != "unfused")
 
 
-def _settled(t: Transfer, chip: Chip, repeats: float) -> Transfer:
+def _settled(t: Transfer, chip: Chip, repeats: Array) -> Transfer:
     """What is hidden slows the computation it hides under; what is recomputed is communicated again."""
     slow = chip.constants.contention
     forward = t.forward_exposed + slow * (t.forward - t.forward_exposed)
     backward = t.backward_exposed + slow * (t.backward - t.backward_exposed)
-    return Transfer(t.forward, t.backward, forward, backward, forward * repeats)
+    return Transfer(t.forward, t.backward, forward, backward, np.multiply.outer(repeats, forward))
 
 
 def _op_work(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:

@@ -51,14 +51,14 @@ def transient(job: Job, span: Span, samples: int, runtime: Runtime) -> Transient
 
 def moment(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime) -> Transient:
     """The fullest moment of one block, or of a part of it."""
-    return Transient(_working(block, ways, recompute, runtime), _communication(block, ways))
-
-
-def _working(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime) -> Array:
-    """Activations that were dropped or moved away come back; gradients of the widest product stand beside them."""
     cut = ways.cut
     again = sum(layer.kept_bytes(cut, "none") - ways.here * layer.kept_bytes(cut, recompute) for layer in block)
-    return np.maximum(again, 0.0) + reduce(np.maximum, (_gradients(layer, cut, runtime) for layer in block))
+    return Transient(np.maximum(again, 0.0) + gradient_bytes(block, cut, runtime), gathered_bytes(block, ways))
+
+
+def gradient_bytes(block: list[Layer], cut: Slice, runtime: Runtime) -> Array:
+    """Gradients of the widest product of a block, beside the activations that were dropped and come back."""
+    return reduce(np.maximum, (_gradients(layer, cut, runtime) for layer in block))
 
 
 def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
@@ -77,7 +77,7 @@ def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
     return widest
 
 
-def _communication(block: list[Layer], ways: Ways) -> Array:
+def gathered_bytes(block: list[Layer], ways: Ways) -> Array:
     """Weights fetched from elsewhere (the running block's and the next one's), whole gradients before they are
     sharded, and the input that sequence parallelism gathers."""
     cut, zero = ways.cut, np.asarray(ways.zero)

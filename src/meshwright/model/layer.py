@@ -261,14 +261,19 @@ class Layer:
         """
         if recompute == "full":
             return self.input_bytes(slice_) if self.opens_block else 0.0
-        again = self.recomputed_ops(recompute, fused_attention=slice_.fused_attention)
+        kept = self.kept_tensors(slice_)
+        return sum((kept[i] for i in self.still_kept(recompute, fused_attention=slice_.fused_attention)), 0.0)
+
+    def kept_tensors(self, slice_: Slice) -> list[Any]:
+        """Bytes of every tensor that the backward pass needs, one by one."""
         length = self.length(slice_.seq_len)
-        return sum(
-            kept.bytes(slice_, length)
-            for op in self.ops
-            for kept in op.keeps
-            if op.name not in again or kept.needed_next
-        )
+        return [kept.bytes(slice_, length) for op in self.ops for kept in op.keeps]
+
+    def still_kept(self, recompute: Recompute, *, fused_attention: bool = True) -> list[int]:
+        """Which of these stay although some operators are repeated."""
+        again = self.recomputed_ops(recompute, fused_attention=fused_attention)
+        tensors = [(op, kept) for op in self.ops for kept in op.keeps]
+        return [i for i, (op, kept) in enumerate(tensors) if op.name not in again or kept.needed_next]
 
     def input_bytes(self, slice_: Slice) -> Any:
         """Bytes of the layer's own input on one device."""

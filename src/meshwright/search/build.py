@@ -1,0 +1,44 @@
+"""From what the search found to the plan document."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from meshwright.model import Model
+from meshwright.plan import Job, Pipeline, Plan, Span, Stage
+from meshwright.plan.schedule import group_of_stage
+from meshwright.plan.spans import device_text, span_name
+from meshwright.search.modes import Mode
+from meshwright.search.shapes import Found
+
+
+def plan_of(job: Job, found: Found, modes: list[Mode]) -> Plan:
+    """The document of a candidate."""
+    shape = found.shape
+    stages = []
+    for s in range(shape.stages):
+        group = group_of_stage(shape.schedule, shape.stages, s)
+        first = group * shape.devices
+        spans = _spans(job.model, found, modes, s, group)
+        devices = device_text(list(range(first, first + shape.devices)))
+        stages.append(Stage(devices=devices, spans=spans))
+    pipeline = Pipeline(
+        batch=job.global_batch, micro_batches=shape.micro_batches, stages=tuple(stages), schedule=shape.schedule
+    )
+    return Plan(job=job.written(), pipelines=(pipeline,))
+
+
+def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int) -> tuple[Span, ...]:
+    low, high = found.cuts[stage], found.cuts[stage + 1]
+    first, second, split = found.modes[group]
+    middle = min(max(split, low), high)
+    spans = []
+    for start, end, mode in ((low, middle, modes[first]), (middle, high, modes[second])):
+        if end > start:
+            span = found.table.choices.span(found.row, span_name(model, range(start, end)))
+            recompute = mode.recompute if isinstance(mode.recompute, str) else tuple(mode.recompute)
+            away = replace(span.offload, activations=mode.offload)
+            spans.append(replace(span, recompute=recompute, offload=away))
+    if len(spans) == 2 and replace(spans[0], layers="") == replace(spans[1], layers=""):
+        return (replace(spans[0], layers=span_name(model, range(low, high))),)
+    return tuple(spans)

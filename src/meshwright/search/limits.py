@@ -1,0 +1,83 @@
+"""What a search may choose from: what the user fixes, and what the user forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import InputError, UnknownName
+from meshwright.plan.schedule import V_SHAPED
+
+# Names of a fixed value, with the smallest it may be; strings are checked where they are used.
+_NUMBERS = {
+    "tp": 1, "ulysses": 1, "ring": 1, "ep": 1, "etp": 1, "dp": 1, "pp": 1, "virtual": 1, "micro_batch": 1,
+    "micro_batches": 1, "zero": 0, "zero_group": 0, "devices": 1,
+}  # fmt: skip
+_WORDS = {
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"),
+    "recompute": ("none", "selective", "full"),
+    "sp": ("true", "false"),
+}
+# What can be forbidden as a whole, and what it means.
+FORBIDDABLE = {
+    "tp": "tensor parallelism", "sp": "sequence parallelism", "ulysses": "Ulysses", "ring": "ring attention",
+    "ep": "expert parallelism", "pp": "pipelines", "zero": "ZeRO of any level", "zero1": "ZeRO-1", "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3", "hybrid": "ZeRO over part of the replicas", "recompute": "recomputation",
+    "adaptive": "recomputation of chosen operators", "offload": "offload to the host",
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble 1F1B",
+    "zbv": "ZB-V", "dualpipev": "DualPipeV", "split": "pipeline cuts inside a block", "idle": "idle devices",
+    "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
+    "uneven": "stages of different length", "swap": "swap to other devices",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Restrictions of the space.
+
+    >>> Limits.of({"tp": 8}, ["offload"]).allows("offload")
+    False
+    """
+
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    forbidden: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(fixed: Mapping[str, Any] | None = None, forbidden: Iterable[str] = ()) -> Limits:
+        """Checked: every name and value must be one that the search knows."""
+        names = frozenset(forbidden)
+        for name in sorted(names):
+            if name not in FORBIDDABLE:
+                raise UnknownName("choice to forbid", name, FORBIDDABLE, see=", ".join(FORBIDDABLE))
+        found = {name: _checked(name, value) for name, value in (fixed or {}).items()}
+        for name, value in found.items():
+            if name in names and value not in (1, "none", "false"):
+                raise InputError(f"{name} is fixed to {value} and forbidden", field="fix", valid="one of the two")
+        return Limits(found, names)
+
+    def allows(self, name: str) -> bool:
+        return name not in self.forbidden
+
+    def keeps(self, name: str, value: object) -> bool:
+        """Whether a value is the fixed one, or none is fixed."""
+        return name not in self.fixed or self.fixed[name] == value
+
+    def schedules(self) -> list[str]:
+        """Schedules that may run a pipeline."""
+        names = ("1f1b", "gpipe", "interleaved", "zero-bubble", *V_SHAPED)
+        return [n for n in names if self.allows(n) and self.keeps("schedule", n)]
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, int) or value < _NUMBERS[name]:
+            raise InputError(f"is {value!r}", field=f"fix {name}", valid=f"an integer of at least {_NUMBERS[name]}")
+        return value
+    if name in _WORDS:
+        text = str(value).lower() if isinstance(value, bool) else value
+        if text not in _WORDS[name]:
+            raise InputError(f"is {value!r}", field=f"fix {name}", valid=", ".join(_WORDS[name]))
+        return text
+    known = [*_NUMBERS, *_WORDS]
+    raise UnknownName("choice to fix", str(name), known, see=", ".join(known))

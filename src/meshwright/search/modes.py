@@ -1,0 +1,70 @@
+"""What a block may do with its activations: keep them, repeat operators for them, or park them on the host.
+
+Adaptive recomputation: operators are repeated in the order of the bytes they free per second they cost, so the sets
+form a chain from nothing to everything; beside it stand the two levels that frameworks name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from meshwright.cost.layer import operator_seconds
+from meshwright.cost.site import Site
+from meshwright.model import Layer, Slice
+from meshwright.model.layer import Recompute
+from meshwright.plan import Job
+from meshwright.plan.spans import alike
+from meshwright.search.limits import Limits
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is repeated, and which part of the rest is parked on the host."""
+
+    recompute: Recompute = "none"
+    offload: float = 0.0
+
+
+def modes(job: Job, site: Site, limits: Limits) -> list[Mode]:
+    """From keeping everything to keeping as little as possible."""
+    found: list[Recompute] = ["none"]
+    if limits.allows("recompute"):
+        if limits.allows("adaptive"):
+            found += _chain(job, site)
+        found += ["selective", "full"]
+    found = _distinct(job, [r for r in found if limits.keeps("recompute", r)])
+    made = [Mode(r) for r in found]
+    if limits.allows("offload") and all(group.host_memory > 0 for group in job.cluster.groups):
+        made += [Mode(r, 1.0) for r in found]
+    return made
+
+
+def _blocks(job: Job) -> list[tuple[Layer, int]]:
+    return [(layer, count) for layer, count in alike(job.model.layers) if layer.block]
+
+
+def _chain(job: Job, site: Site) -> list[Recompute]:
+    """Growing sets of operators, the cheapest bytes first."""
+    cut = Slice(1, job.seq_len, job.precision, fused_attention=site.runtime.attention != "unfused")
+    freed: dict[str, float] = defaultdict(float)
+    cost: dict[str, float] = defaultdict(float)
+    for layer, count in _blocks(job):
+        length = layer.length(job.seq_len)
+        for name, seconds in operator_seconds(layer, cut, site.chip, site.runtime).items():
+            cost[name] += count * seconds
+        for op in layer.ops:
+            if op.name in layer.op_names:
+                freed[op.name] += count * sum(float(k.bytes(cut, length)) for k in op.keeps if not k.needed_next)
+    useful = sorted((name for name in freed if freed[name] > 0), key=lambda name: cost[name] / freed[name])
+    return [tuple(sorted(useful[: i + 1])) for i in range(len(useful))]
+
+
+def _distinct(job: Job, found: list[Recompute]) -> list[Recompute]:
+    """Of several that repeat the same operators, the one with a name."""
+    seen: dict[object, Recompute] = {}
+    layers = [layer for layer, _ in _blocks(job)]
+    for recompute in sorted(found, key=lambda r: not isinstance(r, str)):
+        sets = tuple(layer.recomputed_ops(recompute) for layer in layers)
+        seen.setdefault(("full",) if recompute == "full" else sets, recompute)
+    return [r for r in found if r in seen.values()]

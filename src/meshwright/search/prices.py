@@ -1,0 +1,197 @@
+"""What every sort of layer costs under every choice: seconds, bytes, and what ends a step.
+
+One call of the cost model for all choices; a model's blocks repeat a few sorts of layers, so a stage is a sum of a
+few columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layer import layer_times
+from meshwright.cost.memory import state_bytes
+from meshwright.cost.passes import PASSES, layer_passes
+from meshwright.cost.site import Site
+from meshwright.cost.transient import gathered_bytes, gradient_bytes
+from meshwright.cost.update import settled, update_seconds
+from meshwright.cost.ways import Ways
+from meshwright.model import Layer, Model
+from meshwright.plan import Job
+from meshwright.plan.spans import alike, sort_of
+from meshwright.search.modes import Mode
+from meshwright.search.ways import Choices, joined, priced
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The model as a chain of sorts: which sort each layer is, and which sort of block it stands in."""
+
+    model: Model
+    sorts: tuple[Layer, ...]
+    sort: Array  # of each layer
+    blocks: tuple[tuple[Layer, ...], ...]  # sorts of blocks; layers outside blocks stand alone
+    block: Array  # of each layer: the sort of block it belongs to
+    tied: Array  # of each layer: whether its weights live in another layer
+
+    @staticmethod
+    def of(model: Model) -> Chain:
+        sorts = [layer for layer, _ in alike(model.layers)]
+        index = {sort_of(layer): i for i, layer in enumerate(sorts)}
+        members: dict[str, list[Layer]] = {}
+        for layer in model.layers:
+            members.setdefault(layer.block or layer.name, []).append(layer)
+        kinds: dict[tuple[object, ...], int] = {}
+        found: list[tuple[Layer, ...]] = []
+        home: dict[str, int] = {}
+        for name, layers in members.items():
+            key = tuple(map(sort_of, layers))
+            if key not in kinds:
+                kinds[key] = len(found)
+                found.append(tuple(layers))
+            home[name] = kinds[key]
+        return Chain(
+            model, tuple(sorts), np.array([index[sort_of(layer)] for layer in model.layers]), tuple(found),
+            np.array([home[layer.block or layer.name] for layer in model.layers]),
+            np.array([bool(layer.tied_to) for layer in model.layers]),
+        )  # fmt: skip
+
+    @cached_property
+    def counts(self) -> Array:
+        """(layers + 1, sorts): how many layers of each sort stand before each place."""
+        one = np.zeros((len(self.sort) + 1, len(self.sorts)))
+        one[np.arange(1, len(self.sort) + 1), self.sort] = 1
+        return np.cumsum(one, axis=0)
+
+    @cached_property
+    def in_block(self) -> Array:
+        return np.array([bool(layer.block) for layer in self.sorts])
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Arrays of (mode, sort, choice), or (sort, choice) where the mode does not matter."""
+
+    choices: Choices
+    forward: Array  # seconds of one micro-batch
+    backward: Array
+    weight: Array  # (sort, choice): of the backward pass, what may wait
+    kept: Array  # bytes of one micro-batch that stay on the device
+    parked: Array  # bytes of one micro-batch on the host
+    moment: Array  # (mode, sort of block, choice): bytes of the fullest moment
+    states: Array  # (sort, choice)
+    host: Array
+    reduce: Array
+    gather: Array
+    once: Array  # (2, sort, choice): latency of the two
+    update: Array
+    passed_on: Array  # bytes handed to the next layer
+    received: Array  # bytes of the input
+
+    def take(self, rows: Array) -> Prices:
+        """Of some of the choices."""
+        arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
+        return Prices(choices=self.choices.take(rows), **arrays)
+
+
+    def beside(self, other: Prices) -> Prices:
+        """Of the choices of both."""
+        arrays = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1)
+            for name in self.__dataclass_fields__
+            if name != "choices"
+        }
+        return Prices(choices=joined([self.choices, other.choices]), **arrays)
+
+
+def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Site) -> Prices:
+    """Price all choices under all modes."""
+    fused = site.runtime.attention != "unfused"
+    ways = priced(choices, job, site.fabric, fused_attention=fused)
+    count, sorts = len(choices), len(chain.sorts)
+    shape = (len(modes), sorts, count)
+    out = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}
+    flat = ("weight", "states", "host", "reduce", "gather", "update", "passed_on", "received")
+    for name in flat:
+        out[name] = np.zeros(shape[1:])
+    out["once"] = np.zeros((2, *shape[1:]))
+    away = np.array([mode.offload for mode in modes])
+    whole: dict[int, Array] = {}
+    for i, layer in enumerate(chain.sorts):
+        kept = _kept(layer, ways, modes)
+        whole[i] = kept[0] if modes[0] == Mode() else np.broadcast_to(layer.kept_bytes(ways.cut), (count,))
+        found = _passes(layer, ways, modes, site)
+        out["forward"][:, i], out["backward"][:, i], out["weight"][i] = found
+        out["kept"][:, i], out["parked"][:, i] = kept * (1 - away[:, None]), kept * away[:, None]
+        states = state_bytes(job, [(layer, 1)], ways, site.runtime)
+        out["states"][i], out["host"][i] = states.states, states.host
+        end = settled([layer], ways, site)
+        out["reduce"][i], out["gather"][i] = end.reduce, end.gather
+        out["once"][0, i], out["once"][1, i] = end.reduce_once, end.gather_once
+        out["update"][i] = update_seconds(job, [layer], ways, site)
+        out["passed_on"][i], out["received"][i] = layer.output_bytes(ways.cut), layer.input_bytes(ways.cut)
+    out["moment"] = _moments(chain, ways, out, whole, site)
+    return Prices(choices=choices, **out)
+
+
+def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
+    """(mode, choice): bytes that repeating leaves, wherever they lie."""
+    count = len(ways.zero)
+    tensors = layer.kept_tensors(ways.cut)
+    rows = []
+    for mode in modes:
+        if mode.recompute == "full":
+            rows.append(layer.kept_bytes(ways.cut, "full"))
+        else:
+            stay = layer.still_kept(mode.recompute, fused_attention=ways.cut.fused_attention)
+            rows.append(sum((tensors[i] for i in stay), 0.0))
+    return np.stack([np.broadcast_to(row, (count,)) for row in rows])
+
+
+def _passes(layer: Layer, ways: Ways, modes: list[Mode], site: Site) -> tuple[Array, Array, Array]:
+    """Seconds forward and backward by mode, and the weight gradient's part."""
+    from dataclasses import replace
+
+    recomputes = list(dict.fromkeys(mode.recompute for mode in modes))
+    time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)
+    count = len(ways.zero)
+    forward, backward = np.zeros((len(modes), count)), np.zeros((len(modes), count))
+    for away in sorted({mode.offload for mode in modes}):
+        rows = [i for i, mode in enumerate(modes) if mode.offload == away]
+        pick = [recomputes.index(modes[i].recompute) for i in rows]
+        part = replace(
+            time,
+            work=replace(time.work, recompute=time.work.recompute[pick]),
+            transfers={axis: replace(t, repeated=t.repeated[pick]) for axis, t in time.transfers.items()},
+        )
+        if away:
+            for i, p in zip(rows, pick, strict=True):  # what travels depends on what is kept
+                single = replace(
+                    time,
+                    work=replace(time.work, recompute=time.work.recompute[p]),
+                    transfers={axis: replace(t, repeated=t.repeated[p]) for axis, t in time.transfers.items()},
+                )
+                moved = replace(ways, offload_activations=away)
+                found = layer_passes(layer, single, moved, modes[i].recompute, site)
+                forward[i], backward[i] = (found.total(when) for when in PASSES)
+        else:
+            found = layer_passes(layer, part, ways, "none", site)
+            forward[rows], backward[rows] = (found.total(when) for when in PASSES)
+    return forward, backward, np.broadcast_to(time.work.weight_gradient, (count,))
+
+
+def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site) -> Array:
+    """The fullest moment of each sort of block under each mode."""
+    index = {sort_of(layer): i for i, layer in enumerate(chain.sorts)}
+    found = []
+    for block in chain.blocks:
+        rows = [index[sort_of(layer)] for layer in block]
+        again = sum(whole[i] - out["kept"][:, i] for i in rows)
+        base = gradient_bytes(list(block), ways.cut, site.runtime) + gathered_bytes(list(block), ways)
+        found.append(np.maximum(again, 0.0) + base)
+    return np.stack(found, axis=1)

@@ -1,0 +1,373 @@
+"""Pipelines of one shape: how many groups of how many devices, which schedule, how many micro-batches.
+
+For every choice of a table and several cuts of the chain: a bound, and for those that may still win, the step by
+simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.collectives import send_seconds
+from meshwright.cost.constants import Constants
+from meshwright.cost.runtime import Runtime
+from meshwright.plan import Job, in_flight
+from meshwright.plan.schedule import Schedule, group_of_stage
+from meshwright.search.modes import Mode
+from meshwright.search.prices import Chain, Prices
+from meshwright.search.stages import Range, Room, Settled, extras, settle, sums
+from meshwright.search.timing import StageTimes, ends, least_ends, membership, quick_ends
+
+Array = Any
+Cuts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Groups of devices, the schedule, and the micro-batches."""
+
+    groups: int
+    devices: int  # of one group
+    schedule: Schedule
+    micro_batches: int
+
+    @property
+    def stages(self) -> int:
+        return self.groups * self.schedule.virtual
+
+    def ranges(self, cuts: Cuts, group: int) -> list[Range]:
+        """Layers of the stages of one group."""
+        mine = [s for s in range(self.stages) if group_of_stage(self.schedule, self.stages, s) == group]
+        return [(cuts[s], cuts[s + 1]) for s in mine]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One candidate of a shape, with all that a plan document needs."""
+
+    seconds: float
+    shape: Shape
+    cuts: Cuts
+    table: Prices
+    row: int  # of the table
+    modes: tuple[tuple[int, int, int], ...]  # per group: mode of both runs, and where the second begins
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What does not change during a search."""
+
+    job: Job
+    chain: Chain
+    runtime: Runtime
+    constants: Constants
+    room: Room
+    gradient_bytes: float
+    mixed: bool
+    _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
+    rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
+
+    @cached_property
+    def blocking(self) -> float:
+        return 0.0 if self.runtime.overlap_pipeline else 1.0
+
+    def links(self, devices: int, stage: int) -> list[tuple[float, float]]:
+        """(seconds per byte, latency) of the links from one group of devices to the next."""
+        if (devices, stage) not in self._links:
+            step = max(devices // 32, 1)
+            few = {*range(0, devices, step), devices - 1}
+            start = stage * devices
+            found = set()
+            for i in few:
+                pair = (start + i, start + devices + i)
+                fixed = send_seconds(self.job.cluster, 0.0, *pair, self.constants)
+                found.add((send_seconds(self.job.cluster, 1e9, *pair, self.constants) - fixed, fixed))
+            self._links[devices, stage] = [(per / 1e9, fixed) for per, fixed in found]
+        return self._links[devices, stage]
+
+    def total(self, shape: Shape, work: Array) -> Array:
+        """The step from the time that the slowest group works."""
+        size = self.job.cluster.groups[0].devices_per_node
+        nodes = max(shape.groups * shape.devices / size, 1)
+        return work * (1 + self.constants.straggler * log2(nodes)) + self.runtime.step_seconds
+
+
+@lru_cache(maxsize=512)
+def _mixes(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
+    return in_flight(schedule, groups, micro_batches, group)
+
+
+def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
+    free = _free_times(setting, shape, cuts, table)
+    done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
+    return setting.total(shape, done).reshape(len(cuts), len(table.choices))
+
+
+def least_seconds(setting: Setting, shape: Shape, cut: Cuts, table: Prices, limit: float) -> Array:
+    """(choice,): no plan is faster; infinite where nothing fits.
+
+    First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
+    could be mixed in any proportion (the lower hull of seconds over bytes).
+    """
+    free = _free_times(setting, shape, [cut], table)
+    late = _ending(setting, shape, [cut], table, free)
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
+    bound = setting.total(shape, _joined(done, *late))
+    near = np.flatnonzero(bound < limit)
+    if not len(near) or len(table.kept) == 1:
+        return bound
+    extra = _memory_asks(setting, shape, [cut], table.take(near))
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, _pick(free, near), extra)
+    bound[near] = setting.total(shape, _joined(done, late[0][near], late[1][near]))
+    return bound
+
+
+def _joined(done: Array, late: Array, update: Array) -> Array:
+    return (done + late).max(axis=1) + update.max(axis=1)
+
+
+def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> StageTimes:
+    """Times of all stages as if nothing had to be repeated: candidates are cuts x choices."""
+    chain, count = setting.chain, len(table.choices)
+    where = np.array(cuts)
+    held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
+
+    def total(per_sort: Array) -> Array:
+        return np.einsum("qks,sc->qck", held, per_sort).reshape(len(cuts) * count, shape.stages)
+
+    moved = np.moveaxis(table.passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
+    send = _sends(setting, shape, moved.reshape(len(cuts) * count, shape.stages - 1))
+    return StageTimes(
+        total(table.forward[0]), total(table.backward[0]), total(table.weight), send, send * setting.blocking
+    )
+
+
+def _group_counts(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    """(cuts, group, stage of the group, sort): layers of each sort."""
+    where = np.array(cuts)
+    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]
+    mine = [
+        [s for s in range(shape.stages) if group_of_stage(shape.schedule, shape.stages, s) == g]
+        for g in range(shape.groups)
+    ]
+    return held[:, np.array(mine)]
+
+
+def _ending(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes) -> tuple[Array, Array]:
+    """(candidate, group): what gradients and parameters delay each group, and its update. Tied weights apart."""
+    held = _group_counts(setting, shape, cuts).sum(axis=2)
+    present = held > 0
+
+    def total(per_sort: Array) -> Array:
+        return np.einsum("qgs,sc->qcg", held, per_sort).reshape(-1, shape.groups)
+
+    def once(per_sort: Array) -> Array:
+        return (present[:, None] * per_sort.T[None, :, None]).max(axis=3).reshape(-1, shape.groups)
+
+    member = membership(shape.schedule, shape.stages)
+    windows = [times.backward @ member, times.forward @ member]
+    late = np.zeros_like(windows[0])
+    for moved, window, hides in (
+        (total(table.reduce) + once(table.once[0]), windows[0], setting.runtime.overlap_gradients),
+        (total(table.gather) + once(table.once[1]), windows[1], setting.runtime.overlap_parameters),
+    ):
+        under = np.minimum(moved, window) if hides else 0.0
+        late += moved - under + setting.constants.contention * under
+    return late, total(table.update)
+
+
+def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(candidate, group): seconds per micro-batch that memory costs at least; infinite where nothing fits."""
+    room = setting.room
+    held = _group_counts(setting, shape, cuts)
+    every = held.sum(axis=2)
+    seconds = np.einsum("qgs,rsc->rqgc", every, table.forward + table.backward)
+    alive: Array = 0.0
+    for group_mixes in zip(*_padded(shape), strict=True):  # one mix of every group at a time
+        weight = np.array(group_mixes)[None, :, :, None] * held  # (cuts, group, stage, sort)
+        alive = np.maximum(alive, np.einsum("qgs,rsc->rqgc", weight.sum(axis=2), table.kept))
+    blocks = _present_blocks(setting, shape, cuts)  # (cuts, group, sort of block)
+    moment = (table.moment[:, None, None] * blocks[None, ..., None]).max(axis=3)
+    states = np.einsum("qgs,sc->qgc", every, table.states)
+    base = states + room.overhead
+    need = base + room.loose * (alive + moment.min(axis=0))
+    single = base + room.loose * (alive + moment)
+    fits = single <= room.memory
+    best = np.where(fits, seconds, np.inf).min(axis=0)
+    # Mixed in any proportion: a mode that does not fit beside one that does.
+    for i in range(len(seconds)):
+        over = need[i] - room.memory
+        if not (over > 0).any():
+            continue
+        for j in range(len(seconds)):
+            spare = room.memory - need[j]
+            usable = (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
+            if usable.any():
+                part = np.where(usable, over / np.maximum(over + spare, 1.0), 1.0)
+                mixed = seconds[i] + (seconds[j] - seconds[i]) * part
+                best = np.where(usable, np.minimum(best, mixed), best)
+    asked = np.maximum(best - seconds[0], 0.0)
+    return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
+
+
+def _padded(shape: Shape) -> list[list[tuple[int, ...]]]:
+    """Mixes of every group, repeated so that all groups have as many."""
+    every = [
+        list(_mixes(shape.schedule, shape.groups, shape.micro_batches, group)) for group in range(shape.groups)
+    ]
+    most = max(map(len, every))
+    return [mixes + mixes[-1:] * (most - len(mixes)) for mixes in every]
+
+
+def _present_blocks(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    chain = setting.chain
+    found = np.zeros((len(cuts), shape.groups, len(chain.blocks)))
+    for q, cut in enumerate(cuts):
+        for s in range(shape.stages):
+            found[q, group_of_stage(shape.schedule, shape.stages, s), chain.block[cut[s] : cut[s + 1]]] = 1
+    return found
+
+
+def best_of(
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float,
+    short: Callable[[Prices, Array], None] | None = None,
+) -> Found | None:  # fmt: skip
+    """The fastest choice of a table that fits and takes less than `limit` seconds."""
+    settled = [_settle(setting, shape, cuts, table, modes, group) for group in range(shape.groups)]
+    fits = np.logical_and.reduce([s.fits for s in settled])
+    if short is not None and not fits.any():
+        short(table, np.maximum.reduce([s.least for s in settled]))
+    rows = np.flatnonzero(fits)
+    if not len(rows):
+        return None
+    part = table.take(rows)
+    times = _times(setting, shape, cuts, part, [_taken(s, rows) for s in settled])
+    bound = _finish(
+        setting, shape, cuts, part, times, least_ends(shape.schedule, shape.groups, shape.micro_batches, times)
+    )
+    near = np.flatnonzero(bound < limit)
+    if not len(near):
+        return None
+    near = near[np.argsort(bound[near], kind="stable")][:64]
+    picked = _pick(times, near)
+    exact = ends(shape.schedule, shape.groups, shape.micro_batches, picked)
+    seconds = _finish(setting, shape, cuts, part.take(near), picked, exact)
+    one = int(np.argmin(seconds))
+    if seconds[one] >= limit:
+        return None
+    row = int(rows[near[one]])
+    chosen = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
+    return Found(float(seconds[one]), shape, cuts, table, row, chosen)
+
+
+def _taken(settled: Settled, rows: Array) -> Settled:
+    return Settled(*(getattr(settled, name)[rows] for name in settled.__dataclass_fields__))
+
+
+def _pick(times: StageTimes, rows: Array) -> StageTimes:
+    return StageTimes(*(getattr(times, name)[rows] for name in times.__dataclass_fields__))
+
+
+def _settle(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], group: int) -> Settled:
+    held = shape.ranges(cuts, group)
+    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
+    mixes = _mixes(shape.schedule, shape.groups, shape.micro_batches, group)
+    buffers = _received(setting, shape, cuts, table, group)
+    return settle(setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed)
+
+
+def _received(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, group: int) -> Array:
+    """Bytes of the buffers that stages receive into, one per micro-batch, where the runtime keeps so many."""
+    total = np.zeros(len(table.choices))
+    if not setting.runtime.receive_buffers or shape.stages == 1:
+        return total
+    sort = setting.chain.sort
+    for s in range(shape.stages):
+        if group_of_stage(shape.schedule, shape.stages, s) == group:
+            total = total + (table.received[sort[cuts[s]]] if s else 0.0)
+            total = total + (table.passed_on[sort[cuts[s + 1] - 1]] if s + 1 < shape.stages else 0.0)
+    return total * shape.micro_batches
+
+
+def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: list[Settled] | None) -> StageTimes:
+    """Times of all stages; without settled modes as if nothing had to be repeated."""
+    chain, count = setting.chain, len(table.choices)
+    forward, backward, weight = (np.zeros((count, shape.stages)) for _ in range(3))
+    seen = [0] * shape.groups
+    for s in range(shape.stages):
+        where, group = (cuts[s], cuts[s + 1]), group_of_stage(shape.schedule, shape.stages, s)
+        weight[:, s] = sums(chain, where, table.weight)
+        if settled is None:
+            forward[:, s] = sums(chain, where, table.forward[0])
+            backward[:, s] = sums(chain, where, table.backward[0])
+        else:
+            forward[:, s] = settled[group].forward[:, seen[group]]
+            backward[:, s] = settled[group].backward[:, seen[group]]
+        seen[group] += 1
+    send = _sends(setting, shape, table.passed_on[chain.sort[np.array(cuts[1:-1], dtype=np.int64) - 1]].T)
+    return StageTimes(forward, backward, weight, send, send * setting.blocking)
+
+
+def _sends(setting: Setting, shape: Shape, moved: Array) -> Array:
+    """(candidate, stage - 1): seconds in which so many bytes go from a stage to the next."""
+    key = (shape.devices, shape.schedule, shape.stages)
+    if key not in setting.rates:
+        every = []
+        for s in range(shape.stages - 1):
+            here, there = (group_of_stage(shape.schedule, shape.stages, x) for x in (s, s + 1))
+            if here == there:
+                every.append([(0.0, 0.0)])
+            else:
+                near = abs(here - there) == 1
+                every.append(setting.links(shape.devices, min(here, there)) if near else _wrap(setting, shape))
+        most = max(map(len, every), default=1)
+        padded = [links + links[-1:] * (most - len(links)) for links in every]
+        setting.rates[key] = np.array(padded, dtype=float).reshape(shape.stages - 1, most, 2)
+    rates = setting.rates[key]
+    return (moved[:, :, None] * rates[:, :, 0] + rates[:, :, 1]).max(axis=2) if moved.size else moved
+
+
+def _wrap(setting: Setting, shape: Shape) -> list[tuple[float, float]]:
+    """From the last group back to the first: virtual stages go around."""
+    last = (shape.groups - 1) * shape.devices
+    fixed = send_seconds(setting.job.cluster, 0.0, last, 0, setting.constants)
+    return [((send_seconds(setting.job.cluster, 1e9, last, 0, setting.constants) - fixed) / 1e9, fixed)]
+
+
+def _finish(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: StageTimes, done: Array) -> Array:
+    """The whole step from when each group has done its last action: gradients, optimizer, stragglers."""
+    chain, runtime, slow = setting.chain, setting.runtime, setting.constants.contention
+    late = np.zeros_like(done)
+    update = np.zeros_like(done)
+    for group in range(shape.groups):
+        held = shape.ranges(cuts, group)
+        mine = [s for s in range(shape.stages) if group_of_stage(shape.schedule, shape.stages, s) == group]
+        reduce, gather = (sum(sums(chain, where, part) for where in held) for part in (table.reduce, table.gather))
+        present = np.unique(np.concatenate([chain.sort[low:high] for low, high in held]))
+        reduce = reduce + table.once[0, present].max(axis=0) + _tied(setting, shape, held, group, table)
+        gather = gather + table.once[1, present].max(axis=0)
+        for moved, window, hides in (
+            (reduce, times.backward[:, mine].sum(axis=1), runtime.overlap_gradients),
+            (gather, times.forward[:, mine].sum(axis=1), runtime.overlap_parameters),
+        ):
+            under = np.minimum(moved, window) if hides else 0.0
+            late[:, group] += moved - under + slow * under
+        update[:, group] = sum(sums(chain, where, table.update) for where in held)
+    return setting.total(shape, (done + late).max(axis=1) + update.max(axis=1))
+
+
+def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
+    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
+    if more is None or group == 0:
+        return 0.0
+    cluster, here = setting.job.cluster, group * shape.devices
+    fixed = send_seconds(cluster, 0.0, here, 0, setting.constants)
+    per_byte = (send_seconds(cluster, 1e9, here, 0, setting.constants) - fixed) / 1e9
+    return 2 * np.where(more.copied > 0, more.copied * per_byte + fixed, 0.0)

@@ -1,0 +1,229 @@
+"""The best way to run one device group: which of its layers repeat or park their activations, so that it fits.
+
+A group runs one choice (grid, ZeRO, states on the host). Its layers form up to two runs with different modes: of one
+stage, the layers before and after some block; of several virtual stages, the first stage and the others. The search
+looks at every pair of modes and every such block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.memory import state_bytes
+from meshwright.cost.runtime import Runtime
+from meshwright.plan import Job
+from meshwright.search.modes import Mode
+from meshwright.search.prices import Chain, Prices
+from meshwright.search.ways import cut_of
+
+Array = Any
+Range = tuple[int, int]  # first layer, and the one after the last
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a device has for its layers."""
+
+    memory: float  # bytes
+    host: float  # bytes of the node's memory, the device's part
+    overhead: float  # bytes of the driver and communicators
+    loose: float  # bytes reserved per byte of activations and temporaries
+
+    @staticmethod
+    def of(job: Job, runtime: Runtime) -> Room:
+        group = job.cluster.groups[0]
+        context = 0.0 if group.device.architecture == "cpu" else runtime.context
+        host = group.host_memory // group.devices_per_node
+        return Room(float(group.device.memory), float(host), context, 1 + runtime.fragmentation)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """For every choice: whether the group fits, and how."""
+
+    fits: Array  # (choice,)
+    forward: Array  # (choice, stage of the group): seconds of one micro-batch
+    backward: Array
+    least: Array  # bytes of the way that takes least memory
+    first: Array  # mode of the first run
+    second: Array
+    split: Array  # layer at which the second run begins
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a group holds because of layers elsewhere: copies of tied weights, outputs that it reads."""
+
+    states: Array
+    host: Array
+    kept: Array  # per stage of the group
+    copied: Array  # bytes of gradients that travel to the weights' own layer
+
+
+def sums(chain: Chain, where: Range, per_sort: Array) -> Array:
+    """Sum of a quantity of (..., sort, choice) over layers."""
+    counts = chain.counts[where[1]] - chain.counts[where[0]]
+    return np.einsum("s,...sc->...c", counts, per_sort)
+
+
+def extras(job: Job, chain: Chain, table: Prices, held: list[Range], runtime: Runtime, size: float) -> Extras | None:
+    """For a group that holds some ranges of layers; `size` is bytes per gradient as it travels. None: nothing."""
+    layers = chain.model.layers
+    special = [i for low, high in held for i in range(low, high) if layers[i].reads or layers[i].tied_to]
+    if not special:
+        return None
+    here = {layers[i].name for low, high in held for i in range(low, high)}
+    none = np.zeros(len(table.choices))
+    states, host, copied = none, none, none
+    kept = [none] * len(held)
+    ways = cut_of(table.choices, job, runtime)
+    seen: set[str] = set()
+    for stage, (low, high) in enumerate(held):
+        read = set(here)
+        for layer in layers[low:high]:
+            if layer.reads and layer.reads not in read:
+                read.add(layer.reads)
+                kept[stage] = kept[stage] + table.received[chain.sort[chain.model.index(layer.name)]]
+            if layer.tied_to and layer.tied_to not in here:
+                own, both = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (False, True))
+                copied = copied + (both - own) * size
+                if layer.tied_to not in seen:
+                    seen.add(layer.tied_to)
+                    more = state_bytes(job, [(layer, 1)], ways, runtime, with_tied=True)
+                    less = state_bytes(job, [(layer, 1)], ways, runtime)
+                    states, host = states + more.states - less.states, host + more.host - less.host
+    return Extras(states, host, np.stack(kept), copied)
+
+
+def settle(
+    chain: Chain, table: Prices, modes: list[Mode], held: list[Range], mixes: tuple[tuple[int, ...], ...], room: Room,
+    more: Extras | None, received: Array, *, mixed: bool,
+) -> Settled:  # fmt: skip
+    """The fastest modes that fit, for every choice of a table.
+
+    `mixes` says how many micro-batches of each stage are alive at once, `received` what its input buffers take.
+    """
+    count = len(table.choices)
+    best = _Best(count)
+    states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
+    on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else 0.0)
+    base = states + room.overhead + room.loose * received
+    parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
+    _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
+    if mixed and len(modes) > 1 and not best.plain.all():
+        if len(held) > 1:
+            _try(best, [parts[:1], parts[1:]], [tuple(m[:1] for m in mixes), tuple(m[1:] for m in mixes)], base, on_host, room, held[0][1])
+        else:
+            for split in _splits(chain, *held[0]):
+                head = _Parts.of(chain, table, modes, (held[0][0], split), more.kept[0] if more else None)
+                tail = _Parts.of(chain, table, modes, (split, held[0][1]), None)
+                _try(best, [[head], [tail]], [mixes, mixes], base, on_host, room, split)
+    return best.settled(chain, table, held)
+
+
+@dataclass
+class _Parts:
+    """Seconds and bytes of some layers under every mode: arrays of (mode, choice)."""
+
+    time: Array
+    kept: Array
+    parked: Array
+    moment: Array
+
+    @staticmethod
+    def of(chain: Chain, table: Prices, modes: list[Mode], where: Range, read: Array | None) -> _Parts:
+        kept = sums(chain, where, table.kept)
+        if not chain.model.layers[where[0]].opens_block:
+            # A stage that begins inside a block keeps what it received, where the block is repeated.
+            full = np.array([mode.recompute == "full" for mode in modes])
+            kept = kept + full[:, None] * table.received[chain.sort[where[0]]]
+        if read is not None:
+            kept = kept + read
+        blocks = np.unique(chain.block[where[0] : where[1]])
+        return _Parts(
+            sums(chain, where, table.forward) + sums(chain, where, table.backward), kept,
+            sums(chain, where, table.parked), table.moment[:, blocks].max(axis=1),
+        )  # fmt: skip
+
+
+class _Best:
+    """The best modes so far, for every choice."""
+
+    def __init__(self, count: int) -> None:
+        self.cost = np.full(count, np.inf)
+        self.least = np.full(count, np.inf)
+        self.plain = np.zeros(count, dtype=bool)  # fits with nothing repeated: cannot be improved
+        self.first, self.second, self.split = (np.zeros(count, dtype=np.int64) for _ in range(3))
+
+    def offer(self, time: Array, need: Array, pairs: Array, split: int) -> None:
+        row = np.argmin(time, axis=0)
+        value = time[row, np.arange(len(row))]
+        better = value < self.cost
+        self.cost = np.where(better, value, self.cost)
+        self.least = np.minimum(self.least, need.min(axis=0))
+        for name, new in (("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split)):
+            setattr(self, name, np.where(better, new, getattr(self, name)))
+
+    def settled(self, chain: Chain, table: Prices, held: list[Range]) -> Settled:
+        columns = np.arange(len(self.cost))
+        found = []
+        for per_mode in (table.forward, table.backward):
+            one, two = per_mode[self.first, :, columns], per_mode[self.second, :, columns]
+            stages = []
+            for low, high in held:
+                middle = np.clip(self.split, low, high)
+                head, tail = chain.counts[middle] - chain.counts[low], chain.counts[high] - chain.counts[middle]
+                stages.append((head * one).sum(axis=1) + (tail * two).sum(axis=1))
+            found.append(np.stack(stages, axis=1))
+        return Settled(np.isfinite(self.cost), found[0], found[1], self.least, self.first, self.second, self.split)
+
+
+def _try(
+    best: _Best, runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], base: Array, on_host: Array,
+    room: Room, split: int,
+) -> None:  # fmt: skip
+    """Offer every mode (one run) or pair of modes (two runs)."""
+    count = len(runs[0][0].time)
+    if runs[1]:
+        both = np.array([(i, j) for i in range(count) for j in range(count) if i != j])
+    else:
+        both = np.array([(i, i) for i in range(count)])
+    time = sum(part.time for part in runs[0])[both[:, 0]]
+    peak = _largest([part.moment for part in runs[0]])[both[:, 0]]
+    if runs[1]:
+        time = time + sum(part.time for part in runs[1])[both[:, 1]]
+        peak = np.maximum(peak, _largest([part.moment for part in runs[1]])[both[:, 1]])
+    kept, parked = (_alive(runs, mixes, both, name) for name in ("kept", "parked"))
+    need = base + room.loose * (kept + peak)
+    away = on_host + parked
+    ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
+    if not runs[1]:
+        best.plain = ok[0]
+    best.offer(np.where(ok, time, np.inf), need, both, split)
+
+
+def _largest(arrays: list[Array]) -> Array:
+    found = arrays[0]
+    for other in arrays[1:]:
+        found = np.maximum(found, other)
+    return found
+
+
+def _alive(runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], both: Array, name: str) -> Array:
+    """Bytes of all micro-batches that are alive, at the mix that takes most."""
+    most: Array = 0.0
+    for k in range(len(mixes[0])):
+        total = sum(n * getattr(part, name) for n, part in zip(mixes[0][k], runs[0], strict=True))[both[:, 0]]
+        if runs[1]:
+            total = total + sum(n * getattr(part, name) for n, part in zip(mixes[1][k], runs[1], strict=True))[both[:, 1]]
+        most = np.maximum(most, total)
+    return most
+
+
+def _splits(chain: Chain, first: int, last: int) -> list[int]:
+    """Blocks at which a second run may begin."""
+    layers = chain.model.layers
+    return [i for i in range(first + 1, last) if layers[i].block and layers[i].opens_block]

@@ -1,0 +1,190 @@
+"""The time of a step for many candidates at once: bounds in closed form, and the schedule event by event.
+
+Candidates share a schedule and differ in the times of their stages. A bound is never above the event simulation, so
+that most candidates need not be simulated; the simulation equals `cost.simulate` to the last digit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshwright.plan.actions import action_table
+from meshwright.plan.schedule import Action, Schedule, group_of_stage
+
+Array = Any
+SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that part input and weight gradients
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of one micro-batch: arrays of (candidate, stage); `send` of (candidate, stage - 1)."""
+
+    forward: Array
+    backward: Array
+    weight: Array  # the part of the backward pass that may wait
+    send: Array  # while the receiver waits
+    blocking: Array  # of it, what keeps the sender busy too: 0 or the same as `send`
+
+    @property
+    def input(self) -> Array:
+        return self.backward - np.minimum(self.weight, self.backward)
+
+
+def durations(times: StageTimes) -> tuple[dict[str, Array], Array]:
+    """(candidate, stage) seconds of every kind of action as the step counts them, and the delay between two stages."""
+    forward, backward = times.forward.copy(), times.backward.copy()
+    weight = np.minimum(times.weight, times.backward)
+    forward[:, :-1] += times.blocking
+    backward[:, 1:] += times.blocking
+    part = times.backward - weight
+    part[:, 1:] += times.blocking
+    return {"F": forward, "B": backward, "I": part, "W": weight}, times.send - times.blocking
+
+
+@lru_cache(maxsize=4096)
+def warm_up(schedule: Schedule, groups: int, micro_batches: int) -> tuple[Array, Array]:
+    """Per group: the stage of its first backward action; (stage, group) how many forwards come before it.
+
+    In closed form, because tables of thousands of actions take longer than all else; tests hold it against them.
+    """
+    p, m, v = groups, micro_batches, schedule.virtual
+    counts = np.zeros((p * v, p))
+    first = np.arange(p)
+    for r in range(p):
+        down, up = r, 2 * p - 1 - r
+        if schedule.name == "gpipe":
+            counts[r, r] = m
+        elif schedule.name == "zbv":
+            counts[down, r], counts[up, r], first[r] = min(2 * p - r - 1, m), min(r + 1, m), up
+        elif schedule.name == "dualpipev":
+            last = r == p - 1 and m - 2 * p + r + 1 > 0
+            counts[down, r], counts[up, r], first[r] = 2 * p - r - 1 + last, r + 1, up
+        else:
+            per_round = m // max(1, m // p)
+            hops = (p - 1 - r) * (1 if v == 1 or schedule.name == "zero-bubble" else 2)
+            ahead = min((v - 1) * per_round + hops, m * v)
+            steps = np.arange(min(ahead + 1, m * v)) // per_round % v
+            counts[np.arange(v) * p + r, r] = np.bincount(steps, minlength=v)
+            first[r] = (v - 1) * p + r
+    return first, counts
+
+
+def quick_ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
+    """As `least_ends`, in less time and a little lower: what comes before a group's work, and what follows it."""
+    seconds, delay = durations(times)
+    forward, backward = seconds["F"], seconds["B"]
+    work = micro_batches * ((forward + backward) @ membership(schedule, forward.shape[1]))
+    before = np.zeros_like(work)
+    around = forward[:, : groups - 1] + delay[:, : groups - 1]
+    if schedule.name not in SPLIT:
+        around = around + backward[:, : groups - 1] + delay[:, : groups - 1]
+    np.cumsum(around, axis=1, out=before[:, 1:])
+    return before + work
+
+
+def least_ends(
+    schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0
+) -> Array:
+    """(candidate, group): no group ends earlier, if it also works `extra` seconds per micro-batch. Paths it may take:
+
+    what comes before a group's first action, its work, and (where gradients are not parted) what follows its last;
+    the first micro-batch all the way down and back, then what the group still has to do.
+    """
+    seconds, delay = durations(times)
+    stages = times.forward.shape[1]
+    home = _homes(schedule, stages)
+    delay = delay * (home[1:] != home[:-1])
+    split = schedule.name in SPLIT
+    forward, whole = seconds["F"], seconds["B"]
+    back = seconds["I"] if split else whole
+    down, up, own = (np.zeros_like(forward) for _ in range(3))
+    np.cumsum(forward[:, :-1] + delay, axis=1, out=down[:, 1:])
+    np.cumsum(back[:, :-1] + delay, axis=1, out=up[:, 1:])
+    np.cumsum(back[:, 1:] + delay, axis=1, out=own[:, 1:])
+    bottom = down[:, -1] + forward[:, -1]  # the first micro-batch has passed the last stage
+    work = micro_batches * ((forward + whole) @ membership(schedule, stages) + extra)
+    first, counts = warm_up(schedule, groups, micro_batches)
+    ready = bottom[:, None] + own[:, -1:] - own[:, first]  # a group's first backward action may begin
+    ends = np.maximum(down[:, :groups] + work, ready + work - forward @ counts)
+    if schedule.name == "gpipe":
+        last = bottom + (micro_batches - 1) * forward.max(axis=1)
+        behind = np.flip(np.maximum.accumulate(np.flip(back, 1), axis=1), 1)  # the slowest from here to the last stage
+        ends = np.maximum(ends, last[:, None] + (up[:, -1:] - up) + back[:, -1:] + (micro_batches - 1) * behind)
+    if not split:
+        # After the last backward of a group its micro-batch still goes up to every group before it.
+        later = ends + up[:, :groups]
+        ends = np.maximum(ends, np.flip(np.maximum.accumulate(np.flip(later, 1), axis=1), 1) - up[:, :groups])
+    return ends
+
+
+@lru_cache(maxsize=512)
+def _homes(schedule: Schedule, stages: int) -> Array:
+    return np.array([group_of_stage(schedule, stages, s) for s in range(stages)])
+
+
+@lru_cache(maxsize=512)
+def membership(schedule: Schedule, stages: int) -> Array:
+    """(stage, group): 1 where the group runs the stage."""
+    homes = _homes(schedule, stages)
+    return (homes[:, None] == np.arange(homes.max() + 1)).astype(float)
+
+
+@lru_cache(maxsize=64)
+def _in_order(schedule: Schedule, groups: int, micro_batches: int) -> tuple[tuple[int, Action], ...]:
+    """All actions, each after those it needs: (group, action). The order does not depend on times."""
+    table = action_table(schedule, groups, micro_batches)
+    last = groups * schedule.virtual - 1
+    done: set[tuple[int, str, int]] = set()
+    at = [0] * groups
+    found: list[tuple[int, Action]] = []
+    moved = True
+    while moved:
+        moved = False
+        for g, row in enumerate(table):
+            while at[g] < len(row) and _ready(row[at[g]], last, done):
+                stage, kind, m = row[at[g]]
+                done.add((stage, "F" if kind == "F" else kind if kind == "W" else "B", m))
+                found.append((g, row[at[g]]))
+                at[g] += 1
+                moved = True
+    return tuple(found)
+
+
+def _ready(action: Action, last: int, done: set[tuple[int, str, int]]) -> bool:
+    stage, kind, m = action
+    if kind == "F":
+        return stage == 0 or (stage - 1, "F", m) in done
+    if kind == "W":
+        return (stage, "B", m) in done
+    return (stage, "F", m) in done and (stage == last or (stage + 1, "B", m) in done)
+
+
+def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
+    """(candidate, group): when each group has done its last action, by simulation."""
+    seconds, delay = durations(times)
+    stages = times.forward.shape[1]
+    home = _homes(schedule, stages)
+    hop = list((delay * (home[1:] != home[:-1])).T)
+    columns = {kind: list(np.ascontiguousarray(value.T)) for kind, value in seconds.items()}
+    zero = np.zeros(len(times.forward))
+    clock = [zero] * groups
+    forwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
+    backwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
+    last = stages - 1
+    for g, (stage, kind, m) in _in_order(schedule, groups, micro_batches):
+        now = clock[g]
+        if kind == "F":
+            if stage:
+                now = np.maximum(now, forwards[stage - 1][m] + hop[stage - 1])
+            forwards[stage][m] = clock[g] = now + columns["F"][stage]
+        elif kind == "W":
+            clock[g] = now + columns["W"][stage]  # its first half ran on the same group
+        else:
+            if stage < last:
+                now = np.maximum(now, backwards[stage + 1][m] + hop[stage])
+            backwards[stage][m] = clock[g] = now + columns[kind][stage]
+    return np.stack(clock, axis=1)
