@@ -13,7 +13,6 @@ from meshwright.cost.placement import halves
 from meshwright.cost.site import Site
 from meshwright.cost.ways import Ways, parameter_groups
 from meshwright.model import Layer
-from meshwright.model.layer import Recompute
 
 Array = Any
 _BACKWARD_KERNELS = 1.6  # kernels of the backward pass over those of the forward pass, as autograd issues them
@@ -34,16 +33,17 @@ class Passes:
 
 
 def layer_passes(
-    layer: Layer, time: LayerTime, ways: Ways, recompute: Recompute, site: Site, parked: int | None = None
+    layer: Layer, time: LayerTime, ways: Ways, site: Site, kept: Array = 0.0, parked: int | None = None
 ) -> Passes:
     """The passes of a layer whose own work and communication take `time`.
 
     Sharded weights, offloaded and swapped tensors travel beside it and hide under it, at the price of contention; the
-    device waits where the host issues kernels more slowly than they run. `parked` is the device that swaps go to.
+    device waits where the host issues kernels more slowly than they run. `kept` is what a micro-batch leaves until its
+    backward pass, in bytes, of which a part may be moved away; `parked` is the device that swaps go to.
     """
     found = Passes(*_own(time), weight_gradient=time.work.weight_gradient)
     own = {when: found.total(when) for when in PASSES}
-    for name, both in _beside(layer, ways, recompute, site, parked).items():
+    for name, both in _beside(layer, ways, kept, site, parked).items():
         # Sharded weights are gathered ahead of the forward pass, gradients scattered behind the backward pass.
         ours = (site.runtime.overlap_parameters, site.runtime.overlap_gradients) if name == "zero" else (True, True)
         for when, moved, hides in zip(PASSES, both, ours, strict=True):
@@ -78,7 +78,7 @@ def _wait_for_host(found: Passes, kernels: Array, site: Site) -> None:
 
 
 def _beside(
-    layer: Layer, ways: Ways, recompute: Recompute, site: Site, parked: int | None
+    layer: Layer, ways: Ways, kept: Array, site: Site, parked: int | None
 ) -> dict[str, tuple[Array, Array]]:
     """Seconds of transfers beside a layer's forward and backward pass, by what causes them."""
     found: dict[str, tuple[Array, Array]] = {}
@@ -86,9 +86,6 @@ def _beside(
         gather, scatter = _sharding(layer, ways, site)
         found["zero"] = (gather, gather + scatter)
     swaps = parked is not None and bool(ways.swapped)
-    if not (swaps or np.any(ways.offload_activations) or np.any(ways.offload_parameters)):
-        return found
-    kept = layer.kept_bytes(ways.cut, recompute)
     if np.any(ways.offload_activations) or np.any(ways.offload_parameters):
         shards = np.where(np.asarray(ways.zero) == 3, ways.dense.shards, 1)
         weights = layer.parameters_on(ways.cut) * ways.offload_parameters / shards

@@ -48,7 +48,8 @@ def stage_time(job: Job, stages: Sequence[Stage], stage: Stage, site: Site, shar
         parked = stages[span.swap.to].ranks[0] if span.swap else None
         for layer, count in alike(layers):
             time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, span.recompute)
-            found = layer_passes(layer, time, ways, span.recompute, site, parked)
+            kept = layer.kept_bytes(ways.cut, span.recompute) if span.activations_here < 1 else 0.0
+            found = layer_passes(layer, time, ways, site, kept, parked)
             for total, part in ((spent, found.spent), (hidden, found.hidden)):
                 for name, seconds in part.items():
                     total[name] += count * float(seconds)

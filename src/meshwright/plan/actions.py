@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import lru_cache
+from operator import ge
 
 from meshwright.plan.schedule import V_SHAPED, Action, Schedule, group_of_stage, parse_action
 
@@ -60,11 +61,15 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
     for stage, kind, _ in row:
         held[stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
         mixes.add(tuple(held.values()))
-    return tuple(sorted(mix for mix in mixes if not any(_exceeds(other, mix) for other in mixes)))
+    largest: list[tuple[int, ...]] = []
+    for mix in sorted(mixes, key=sum, reverse=True):  # what exceeds a mix has a larger sum
+        if not any(_exceeds(other, mix) for other in largest):
+            largest.append(mix)
+    return tuple(sorted(largest))
 
 
 def _exceeds(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return a != b and all(x >= y for x, y in zip(a, b, strict=True))
+    return all(map(ge, a, b))
 
 
 def _enough(schedule: Schedule, groups: int, micro_batches: int) -> int:

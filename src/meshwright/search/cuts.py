@@ -6,6 +6,7 @@ may then move every cut (`boundaries.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -63,44 +64,40 @@ def _rounded(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...
 
 def _packed(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]]:
     """The least longest stage, filled from the front, and from the back."""
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    ends = np.concatenate([allowed, [len(weights)]])
-    starts = np.concatenate([[0], allowed])
-    best = _least_longest(total, stages, ends)
+    total = [0.0, *np.cumsum(weights).tolist()]
+    count = len(weights)
+    ahead = [*allowed.tolist(), count]
+    behind = [count - place for place in reversed([0, *allowed.tolist()])]
+    mirrored = [total[-1] - t for t in reversed(total)]
+    best = _least_longest(total, stages, ahead)
     found = []
-    for forward in (True, False):
-        cuts = _fill(total, stages, ends if forward else starts, best, forward=forward)
-        if cuts:
-            found.append(cuts)
+    if front := _fill(total, stages, ahead, best):
+        found.append(front)
+    if back := _fill(mirrored, stages, behind, best):
+        found.append(tuple(count - place for place in reversed(back)))
     return found
 
 
-def _least_longest(total: Array, stages: int, ends: Array) -> float:
-    low, high = float(total[-1]) / stages, float(total[-1])
-    for _ in range(40):
+def _least_longest(total: list[float], stages: int, ends: list[int]) -> float:
+    low, high = total[-1] / stages, total[-1]
+    while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        if _fill(total, stages, ends, middle, forward=True):
+        if _fill(total, stages, ends, middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def _fill(total: Array, stages: int, ends: Array, most: float, *, forward: bool) -> tuple[int, ...] | None:
+def _fill(total: list[float], stages: int, ends: list[int], most: float) -> tuple[int, ...] | None:
     """Stages as long as `most` allows, each at least one place long; nothing if they do not reach the end."""
-    places_, last = (ends, len(total) - 1) if forward else (ends[::-1], 0)
-    cuts, at = [0 if forward else len(total) - 1], -1
+    reached = [total[end] for end in ends]
+    cuts, at, here = [0], -1, 0.0
     for s in range(stages):
-        spare = stages - 1 - s
-        window = places_[at + 1 : len(places_) - spare]
-        if not len(window):
+        last = len(ends) - (stages - 1 - s)
+        at = bisect_right(reached, here + most * (1 + 1e-12), at + 1, last) - 1
+        if at < 0 or ends[at] <= cuts[-1]:
             return None
-        length = np.abs(total[window] - total[cuts[-1]])
-        fits = int(np.searchsorted(length, most * (1 + 1e-12), side="right"))
-        if not fits:
-            return None
-        at = at + fits
-        cuts.append(int(places_[at]))
-    if cuts[-1] != last:
-        return None
-    return tuple(cuts if forward else cuts[::-1])
+        cuts.append(ends[at])
+        here = reached[at]
+    return tuple(cuts) if cuts[-1] == ends[-1] else None

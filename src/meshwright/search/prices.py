@@ -6,7 +6,7 @@ few columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -69,6 +69,13 @@ class Chain:
         return np.cumsum(one, axis=0)
 
     @cached_property
+    def blocks_before(self) -> Array:
+        """(layers + 1, sorts of blocks): how many layers of each sort of block stand before each place."""
+        one = np.zeros((len(self.block) + 1, len(self.blocks)))
+        one[np.arange(1, len(self.block) + 1), self.block] = 1
+        return np.cumsum(one, axis=0)
+
+    @cached_property
     def in_block(self) -> Array:
         return np.array([bool(layer.block) for layer in self.sorts])
 
@@ -99,6 +106,15 @@ class Prices:
         return Prices(choices=self.choices.take(rows), **arrays)
 
 
+    def ideal(self) -> Prices:
+        """One choice that is as good as the best of them in every respect: for bounds."""
+        arrays = {
+            name: getattr(self, name).min(axis=-1, keepdims=True)
+            for name in self.__dataclass_fields__
+            if name != "choices"
+        }
+        return Prices(choices=self.choices.take(np.zeros(1, dtype=np.int64)), **arrays)
+
     def beside(self, other: Prices) -> Prices:
         """Of the choices of both."""
         arrays = {
@@ -125,7 +141,7 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     for i, layer in enumerate(chain.sorts):
         kept = _kept(layer, ways, modes)
         whole[i] = kept[0] if modes[0] == Mode() else np.broadcast_to(layer.kept_bytes(ways.cut), (count,))
-        found = _passes(layer, ways, modes, site)
+        found = _passes(layer, ways, modes, kept, site)
         out["forward"][:, i], out["backward"][:, i], out["weight"][i] = found
         out["kept"][:, i], out["parked"][:, i] = kept * (1 - away[:, None]), kept * away[:, None]
         states = state_bytes(job, [(layer, 1)], ways, site.runtime)
@@ -153,14 +169,12 @@ def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
     return np.stack([np.broadcast_to(row, (count,)) for row in rows])
 
 
-def _passes(layer: Layer, ways: Ways, modes: list[Mode], site: Site) -> tuple[Array, Array, Array]:
+def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site) -> tuple[Array, Array, Array]:
     """Seconds forward and backward by mode, and the weight gradient's part."""
-    from dataclasses import replace
-
     recomputes = list(dict.fromkeys(mode.recompute for mode in modes))
     time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)
-    count = len(ways.zero)
-    forward, backward = np.zeros((len(modes), count)), np.zeros((len(modes), count))
+    shape = (len(modes), len(ways.zero))
+    forward, backward = np.zeros(shape), np.zeros(shape)
     for away in sorted({mode.offload for mode in modes}):
         rows = [i for i, mode in enumerate(modes) if mode.offload == away]
         pick = [recomputes.index(modes[i].recompute) for i in rows]
@@ -169,20 +183,9 @@ def _passes(layer: Layer, ways: Ways, modes: list[Mode], site: Site) -> tuple[Ar
             work=replace(time.work, recompute=time.work.recompute[pick]),
             transfers={axis: replace(t, repeated=t.repeated[pick]) for axis, t in time.transfers.items()},
         )
-        if away:
-            for i, p in zip(rows, pick, strict=True):  # what travels depends on what is kept
-                single = replace(
-                    time,
-                    work=replace(time.work, recompute=time.work.recompute[p]),
-                    transfers={axis: replace(t, repeated=t.repeated[p]) for axis, t in time.transfers.items()},
-                )
-                moved = replace(ways, offload_activations=away)
-                found = layer_passes(layer, single, moved, modes[i].recompute, site)
-                forward[i], backward[i] = (found.total(when) for when in PASSES)
-        else:
-            found = layer_passes(layer, part, ways, "none", site)
-            forward[rows], backward[rows] = (found.total(when) for when in PASSES)
-    return forward, backward, np.broadcast_to(time.work.weight_gradient, (count,))
+        found = layer_passes(layer, part, replace(ways, offload_activations=away), site, kept[rows])
+        forward[rows], backward[rows] = (found.total(when) for when in PASSES)
+    return forward, backward, np.broadcast_to(time.work.weight_gradient, shape[1:])
 
 
 def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site) -> Array:

@@ -22,7 +22,8 @@ from meshwright.plan.schedule import Schedule, group_of_stage
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Chain, Prices
 from meshwright.search.stages import Range, Room, Settled, extras, settle, sums
-from meshwright.search.timing import StageTimes, ends, least_ends, membership, quick_ends
+from meshwright.search.tables import Table
+from meshwright.search.timing import StageTimes, ends, least_ends, membership, quick_ends, warm_up
 
 Array = Any
 Cuts = tuple[int, ...]
@@ -103,11 +104,47 @@ def _mixes(schedule: Schedule, groups: int, micro_batches: int, group: int) -> t
     return in_flight(schedule, groups, micro_batches, group)
 
 
-def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
-    """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
-    free = _free_times(setting, shape, cuts, table)
+def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices | Table) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated; of a table, its one ideal choice."""
+    if isinstance(table, Prices):
+        free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
+    else:
+        ideal = (table.forward, table.backward, 0 * table.backward, table.passed_on)
+        free = _free_times(setting, shape, cuts, *(column[:, None] for column in ideal))
     done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
-    return setting.total(shape, done).reshape(len(cuts), len(table.choices))
+    return setting.total(shape, done).reshape(len(cuts), -1)
+
+
+def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(choice,): no plan with any of the cuts is faster, if all devices could share their memory and their work.
+
+    The least time of all layers, mixed in any proportion of modes, whose bytes fit into the memory of all devices.
+    """
+    room, every = setting.room, setting.chain.counts[-1]
+    _, counts = warm_up(shape.schedule, shape.groups, shape.micro_batches)  # all alive before the first backward
+    where = np.array(cuts)
+    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]  # (cuts, stage, sort)
+    alive = np.einsum("k,qks->qs", counts.sum(axis=1), held).min(axis=0)
+    seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
+    need = room.loose * np.einsum("s,rsc->rc", alive, table.kept)
+    inside = [i for i, block in enumerate(setting.chain.blocks) if block[0].block] or [0]
+    moment = table.moment[:, inside].min(axis=(0, 1))
+    budget = shape.groups * (room.memory - room.overhead - room.loose * moment)
+    budget = budget - np.einsum("s,sc->c", every, table.states)
+    best = np.where(need <= budget, seconds, np.inf).min(axis=0)
+    for i in range(len(seconds)):
+        over = need[i] - budget
+        if not (over > 0).any():
+            continue
+        for j in range(len(seconds)):
+            spare = budget - need[j]
+            usable = (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
+            if usable.any():
+                mixed = seconds[i] + (seconds[j] - seconds[i]) * over / np.maximum(over + spare, 1.0)
+                best = np.where(usable, np.minimum(best, mixed), best)
+    ends_ = np.einsum("s,sc->c", every, table.reduce + table.gather) * setting.constants.contention
+    work = shape.micro_batches * best + ends_ + np.einsum("s,sc->c", every, table.update)
+    return setting.total(shape, work / shape.groups)
 
 
 def least_seconds(setting: Setting, shape: Shape, cut: Cuts, table: Prices, limit: float) -> Array:
@@ -116,7 +153,7 @@ def least_seconds(setting: Setting, shape: Shape, cut: Cuts, table: Prices, limi
     First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
     could be mixed in any proportion (the lower hull of seconds over bytes).
     """
-    free = _free_times(setting, shape, [cut], table)
+    free = _free_times(setting, shape, [cut], table.forward[0], table.backward[0], table.weight, table.passed_on)
     late = _ending(setting, shape, [cut], table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
     bound = setting.total(shape, _joined(done, *late))
@@ -133,31 +170,38 @@ def _joined(done: Array, late: Array, update: Array) -> Array:
     return (done + late).max(axis=1) + update.max(axis=1)
 
 
-def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> StageTimes:
-    """Times of all stages as if nothing had to be repeated: candidates are cuts x choices."""
-    chain, count = setting.chain, len(table.choices)
+def _free_times(
+    setting: Setting, shape: Shape, cuts: list[Cuts], forward: Array, backward: Array, weight: Array, passed_on: Array
+) -> StageTimes:
+    """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
+    chain, count = setting.chain, forward.shape[1]
     where = np.array(cuts)
     held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
 
     def total(per_sort: Array) -> Array:
         return np.einsum("qks,sc->qck", held, per_sort).reshape(len(cuts) * count, shape.stages)
 
-    moved = np.moveaxis(table.passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
+    moved = np.moveaxis(passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
     send = _sends(setting, shape, moved.reshape(len(cuts) * count, shape.stages - 1))
-    return StageTimes(
-        total(table.forward[0]), total(table.backward[0]), total(table.weight), send, send * setting.blocking
-    )
+    return StageTimes(total(forward), total(backward), total(weight), send, send * setting.blocking)
+
+
+@lru_cache(maxsize=512)
+def _mine(schedule: Schedule, stages: int) -> Array:
+    homes = np.array([group_of_stage(schedule, stages, s) for s in range(stages)])
+    return np.argsort(homes, kind="stable").reshape(stages // schedule.virtual, schedule.virtual)
+
+
+def _stages_of(shape: Shape) -> Array:
+    """(group, stage of the group): numbers of the stages."""
+    return _mine(shape.schedule, shape.stages)
 
 
 def _group_counts(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
     """(cuts, group, stage of the group, sort): layers of each sort."""
     where = np.array(cuts)
     held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]
-    mine = [
-        [s for s in range(shape.stages) if group_of_stage(shape.schedule, shape.stages, s) == g]
-        for g in range(shape.groups)
-    ]
-    return held[:, np.array(mine)]
+    return held[:, _stages_of(shape)]
 
 
 def _ending(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes) -> tuple[Array, Array]:
@@ -189,10 +233,9 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices
     held = _group_counts(setting, shape, cuts)
     every = held.sum(axis=2)
     seconds = np.einsum("qgs,rsc->rqgc", every, table.forward + table.backward)
-    alive: Array = 0.0
-    for group_mixes in zip(*_padded(shape), strict=True):  # one mix of every group at a time
-        weight = np.array(group_mixes)[None, :, :, None] * held  # (cuts, group, stage, sort)
-        alive = np.maximum(alive, np.einsum("qgs,rsc->rqgc", weight.sum(axis=2), table.kept))
+    _, counts = warm_up(shape.schedule, shape.groups, shape.micro_batches)  # all alive before the first backward
+    per_group = counts.sum(axis=1)[_stages_of(shape)]  # (group, stage of the group)
+    alive = np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.kept)
     blocks = _present_blocks(setting, shape, cuts)  # (cuts, group, sort of block)
     moment = (table.moment[:, None, None] * blocks[None, ..., None]).max(axis=3)
     states = np.einsum("qgs,sc->qgc", every, table.states)
@@ -217,22 +260,12 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices
     return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
 
 
-def _padded(shape: Shape) -> list[list[tuple[int, ...]]]:
-    """Mixes of every group, repeated so that all groups have as many."""
-    every = [
-        list(_mixes(shape.schedule, shape.groups, shape.micro_batches, group)) for group in range(shape.groups)
-    ]
-    most = max(map(len, every))
-    return [mixes + mixes[-1:] * (most - len(mixes)) for mixes in every]
-
-
 def _present_blocks(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
-    chain = setting.chain
-    found = np.zeros((len(cuts), shape.groups, len(chain.blocks)))
-    for q, cut in enumerate(cuts):
-        for s in range(shape.stages):
-            found[q, group_of_stage(shape.schedule, shape.stages, s), chain.block[cut[s] : cut[s + 1]]] = 1
-    return found
+    """(cuts, group, sort of block): 1 where a group has layers of it."""
+    before = setting.chain.blocks_before
+    where = np.array(cuts)
+    held = before[where[:, 1:]] - before[where[:, :-1]]
+    return (held[:, _stages_of(shape)].sum(axis=2) > 0).astype(float)
 
 
 def best_of(

@@ -1,9 +1,10 @@
 """The search: every shape in the order of its bound, until no bound is below the best plan found.
 
-1. Every grid with every micro-batch gets a bound: its layers' time, nothing repeated, spread evenly over all devices.
-2. Grids of equal stage size and micro-batch form a table; tables are opened in the order of their bounds.
-3. A table's choices (with ZeRO levels and states on the host) are priced, those that cannot fit or cannot win dropped.
-4. For every number of stages and every schedule, cuts of the chain get a bound, then a simulation.
+1. Grids of equal stage size and micro-batch form a table with a bound (`tables.py`).
+2. Of every table, pipelines that would win if one choice were best in every respect are kept.
+3. Choices (with ZeRO levels and states on the host) are priced; bounds with the bubble, then with the memory of all
+   devices, then with the memory of each group drop nearly all of them (`shapes.py`).
+4. What is left is settled and simulated, least bound first (`stages.py`, `timing.py`).
 """
 
 from __future__ import annotations
@@ -11,49 +12,32 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
-from meshwright.plan import Job, Plan
+from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule
-from meshwright.search.build import plan_of
 from meshwright.search.cuts import balanced, places
-from meshwright.search.grids import Grids, all_grids, divisors, fold, foldings
+from meshwright.search.grids import Grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import Mode, modes
 from meshwright.search.prices import Chain, Prices, prices
-from meshwright.search.shapes import Found, Room, Setting, Shape, best_of, least_seconds, quick_seconds
-from meshwright.search.ways import Choices, bare, with_states
+from meshwright.search.shapes import (
+    Cuts, Found, Room, Setting, Shape, best_of, least_seconds, pooled_seconds, quick_seconds,
+)  # fmt: skip
+from meshwright.search.tables import Table, passes_of, tables
+from meshwright.search.ways import Choices, bare, joined, with_states
 
 Array = Any
-_CHUNK = 48  # choices that are priced under every mode at once
-_MOST_VIRTUAL = 8
-
-
-@dataclass(frozen=True)
-class Table:
-    """Choices whose stages have the same number of devices and the same micro-batches."""
-
-    size: int  # devices of a stage
-    micro_batches: int
-    groups: int  # the most that the cluster holds
-    choices: Choices
-    least: Array  # seconds below which none of them can be
-
-    @property
-    def bound(self) -> float:
-        return float(self.least[0])
-
-    @property
-    def promise(self) -> float:
-        """The bound with a bubble as 1F1B halves it: which tables to open first."""
-        return self.bound * (1 + (self.groups - 1) / (2 * self.micro_batches))
+_CHUNK = 96  # choices that are bounded with the memory of each group at once
+_FIRST = 6  # tables that are opened one by one, to have a good plan before the rest is opened together
+_MOST_VIRTUAL = 8  # stages of one device group
 
 
 @dataclass
@@ -64,19 +48,17 @@ class Search:
     runtime: Runtime
     limits: Limits = field(default_factory=Limits)
     constants: Constants = DEFAULT
-    deadline: float = float("inf")
+    deadline: float = float("inf")  # by time.monotonic()
     on_step: Callable[[float, float], None] | None = None  # called with (best, bound) now and then
-    best: list[tuple[float, Found]] = field(default_factory=list)
-    explored: int = 0
-    settled: int = 0
-    bound: float = 0.0
-    closest: tuple[float, Prices, int] | None = None
-    modes: list[Mode] = field(default_factory=list)
+    best: list[Found] = field(default_factory=list)  # best first
+    explored: int = 0  # choices x cuts x schedules that got a bound
+    settled: int = 0  # of these, cuts that were settled and simulated
+    bound: float = 0.0  # seconds below which no plan can be
+    least_memory: float = float("inf")  # bytes of the plan that needs least, where none fits
 
     def __post_init__(self) -> None:
         job = self.job
-        ranks = tuple(range(job.cluster.devices))
-        self.site = Site.of(job, ranks, 0, self.runtime, self.constants)
+        self.site = Site.of(job, tuple(range(job.cluster.devices)), 0, self.runtime, self.constants)
         self.chain = Chain.of(job.model)
         self.modes = modes(job, self.site, self.limits)
         self.places = places(job.model, self.limits)
@@ -85,132 +67,117 @@ class Search:
             self.limits.allows("mixed"),
         )  # fmt: skip
         self._count = 0
-        self._cuts: dict[int, list[tuple[int, ...]]] = {}
+        self._cuts: dict[int, list[Cuts]] = {}
 
     @property
     def limit(self) -> float:
         """Seconds of the best plan so far."""
-        return self.best[0][0] if self.best else float("inf")
+        return self.best[0].seconds if self.best else float("inf")
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
 
     def run(self) -> None:
         """Open tables until none can hold a better plan; those that look best, bubble included, come first."""
-        waiting = self._tables()
-        for i, table in enumerate(waiting):
-            rest = min((t.bound for t in waiting[i:]), default=self.limit)
-            self.bound = min(rest, self.limit)
-            if time.monotonic() > self.deadline:
+        waiting = tables(self.job, self.chain, self.site, self.limits, self._most_groups())
+        for i, table in enumerate(waiting[:_FIRST]):
+            self._told(waiting[i:])
+            if self.late:
                 return
             if table.bound < self.limit:
-                self._open(table)
-            if self.on_step:
-                self.on_step(self.limit, self.bound)
+                self._open([table])
+        rest = waiting[_FIRST:]
+        while rest:
+            self._told(rest)
+            if self.late:
+                return
+            # Without a plan nothing can be ruled out: go on one by one.
+            some = 1 if not self.best else len(rest)
+            self._open([table for table in rest[:some] if table.bound < self.limit])
+            rest = rest[some:]
         self.bound = self.limit
 
-    def _tables(self) -> list[Table]:
-        """Choices of equal stage size and micro-batch."""
-        every = self._candidates()
-        if not len(every):
-            return []
-        least = self._least(every)
-        keys = every.grids.devices * (self.job.global_batch + 1) + every.micro_batch
-        order = np.lexsort((least, keys))
-        starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-        found = []
-        for rows in np.split(order, starts[1:]):
-            part = every.take(rows)
-            size, micro = int(part.grids.devices[0]), int(part.micro_batch[0])
-            groups = min(self.job.cluster.devices // size, self._most_groups())
-            found.append(Table(size, self.job.global_batch // micro, groups, part, least[rows]))
-        return sorted(found, key=lambda t: t.promise)
-
-    def _candidates(self) -> Choices:
-        """Every grid with every number of samples per replica."""
-        grids = all_grids(self.job, self.site.fabric, self.limits)
-        parts, samples = [], []
-        for size in divisors(self.job.global_batch):
-            rows = np.flatnonzero((self.job.global_batch // grids.dp) % size == 0)
-            if not self.limits.keeps("micro_batch", size):
-                continue
-            if "micro_batches" in self.limits.fixed:
-                count = self.job.global_batch // (grids.dp[rows] * size)
-                rows = rows[count == self.limits.fixed["micro_batches"]]
-            parts.append(rows)
-            samples.append(np.full(len(rows), size, dtype=np.int64))
-        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-        return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
-
-    def _least(self, choices: Choices) -> Array:
-        """Seconds of a step if every device always worked: nothing repeated, no bubble, no gradients."""
-        keys = np.stack([
-            choices.grids.tp, choices.grids.sp, choices.grids.ulysses, choices.grids.ring, choices.samples,
-            *(c for c in _meeting(choices.grids, self.site)),
-        ], axis=1)  # fmt: skip
-        _, first, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        unique = choices.take(first)
-        seconds = np.zeros(len(first))
-        counts = self.chain.counts[-1]
-        experts = [i for i, layer in enumerate(self.chain.sorts) if layer.experts]
-        table = prices_of_time(self.job, self.chain, unique, self.site, [i for i in range(len(counts)) if i not in experts])
-        seconds += (counts[:, None] * table).sum(axis=0)
-        if experts:
-            seconds += self._least_experts(unique, experts)
-        per_step = self.job.global_batch // choices.micro_batch * seconds[back.reshape(-1)]
-        most = np.minimum(self.job.cluster.devices // choices.grids.devices, self._most_groups())
-        return per_step / most + self.runtime.step_seconds
-
-    def _least_experts(self, unique: Choices, experts: list[int]) -> Array:
-        """Mixtures under the best of all foldings, wherever their devices are."""
-        best = np.full(len(unique), np.inf)
-        for ep, same in foldings(self.job, self.site.fabric, self.limits):
-            etp = unique.grids.tp if same else np.ones_like(unique.grids.tp)
-            g = unique.grids
-            grids = Grids(g.tp, g.sp, g.ulysses, g.ring, g.dp, np.full(len(g), ep, dtype=np.int64), etp, g.order)
-            table = prices_of_time(self.job, self.chain, bare(grids, unique.samples), self.site, experts)
-            best = np.minimum(best, (self.chain.counts[-1][:, None] * table).sum(axis=0))
-        return best
+    def _told(self, waiting: list[Table]) -> None:
+        self.bound = min([table.bound for table in waiting] + [self.limit])
+        if self.on_step:
+            self.on_step(self.limit, self.bound)
 
     def _most_groups(self) -> int:
         most = len(self.places) + 1 if self.limits.allows("pp") else 1
         return min(most, self.limits.fixed.get("pp", most))
 
-    def _open(self, found: Table) -> None:
-        """Look at all pipelines of one stage size and micro-batch, in the order of their bounds."""
-        size, count = found.size, found.micro_batches
-        full = self._with_experts(found.choices.take(np.flatnonzero(found.least < self.limit)))
+    def _open(self, some: list[Table]) -> None:
+        """Look at all pipelines of some tables, in the order of their bounds."""
+        shapes = {(t.size, t.micro_batches): list(self._shapes(t)) for t in some}
+        some = [t for t in some if shapes[t.size, t.micro_batches]]
+        if not some:
+            return
+        full = self._with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         if not len(full):
             return
         everything = with_states(full, self.job, self.limits)
-        rough = prices(self.job, self.chain, everything, [Mode(), Mode("full")], self.site)
-        waiting: list[tuple[float, int, Shape, tuple[int, ...], Array, Array]] = []
-        for groups in self._group_counts(size, found.groups):
-            rows = self._hopeful(rough, groups, size, count)
-            if len(rows):
-                self._bounds(rough.take(rows), rows, groups, size, count, waiting)
-        self._settle(everything, waiting)
+        rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
+        known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
+        counts = self.job.global_batch // everything.micro_batch
+        items = []
+        for (size, count), kept in shapes.items():
+            mine = np.flatnonzero((everything.grids.devices == size) & (counts == count))
+            table = rough.take(mine)
+            for groups, same in groupby(kept, key=lambda shape: shape.groups):
+                rows = self._hopeful(table, groups, size, count)
+                if len(rows):
+                    part = table.take(rows)
+                    items += [(shape, mine[rows], self._quick(part, shape)) for shape in same]
+        self._settle(known, self._pooled(known, items))
 
-    def _bounds(self, rough: Prices, rows: Array, groups: int, size: int, count: int, waiting: list[Any]) -> None:
-        """Put every schedule and cut with its choices into the heap, by its bound."""
-        for schedule in self._schedules(groups, count):
-            shape = Shape(groups, size, schedule, count)
-            cuts = self._balanced(shape.stages)
-            if not cuts:
+    def _shapes(self, table: Table) -> Iterator[Shape]:
+        """Pipelines that would win if one choice were best in every respect."""
+        setting, size, count = self.setting, table.size, table.micro_batches
+        seconds = count * float(self.chain.counts[-1] @ (table.forward + table.backward))
+        for groups in self._group_counts(size, table.groups):
+            if setting.total(Shape(groups, size, Schedule(), count), seconds / groups) >= self.limit:
                 continue
-            bound = quick_seconds(self.setting, shape, cuts, rough)
-            self.explored += bound.size
+            for schedule in self._schedules(groups, count):
+                shape = Shape(groups, size, schedule, count)
+                cuts = self.cuts(shape.stages)
+                if cuts and quick_seconds(setting, shape, cuts, table).min() < self.limit:
+                    yield shape
+
+    def _quick(self, part: Prices, shape: Shape) -> Array:
+        """(cuts, choice): bounds with the bubble of the schedule."""
+        bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), part)
+        self.explored += bound.size
+        return bound
+
+    def _pooled(self, known: _Priced, items: list[tuple[Shape, Array, Array]]) -> list[Any]:
+        """A heap of cuts with their choices, by bounds that know how much memory all devices have."""
+        waiting: list[Any] = []
+        near = [np.flatnonzero((bound < self.limit).any(axis=0)) for _, _, bound in items]
+        if not any(len(rows) for rows in near):
+            return waiting
+        known.take(np.unique(np.concatenate([rows[some] for (_, rows, _), some in zip(items, near, strict=True)])))
+        for (shape, rows, bound), some in zip(items, near, strict=True):
+            if not len(some):
+                continue
+            cuts = self.cuts(shape.stages)
+            least = pooled_seconds(self.setting, shape, cuts, known.take(rows[some]))
+            exact = np.maximum(bound[:, some], least)
             for q, cut in enumerate(cuts):
-                order = np.argsort(bound[q], kind="stable")
-                order = order[bound[q][order] < self.limit]
+                order = np.argsort(exact[q], kind="stable")
+                order = order[exact[q][order] < self.limit]
                 if len(order):
-                    heapq.heappush(waiting, (float(bound[q][order[0]]), self._next(), shape, cut, rows[order], bound[q][order]))
+                    item = (float(exact[q][order[0]]), self._next(), shape, cut, rows[some][order], exact[q][order])
+                    heapq.heappush(waiting, item)
+        return waiting
 
     def _next(self) -> int:
         self._count += 1
         return self._count
 
-    def _settle(self, everything: Choices, waiting: list[Any]) -> None:
-        """Least bound first: price a few choices under every mode, bound them with memory, simulate what is left."""
-        known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
-        while waiting and time.monotonic() < self.deadline:
+    def _settle(self, known: _Priced, waiting: list[Any]) -> None:
+        """Least bound first: bound a few choices with the memory of each group, simulate what is left."""
+        while waiting and not self.late:
             least, _, shape, cut, rows, bounds = heapq.heappop(waiting)
             if least >= self.limit:
                 return
@@ -225,11 +192,10 @@ class Search:
                 self.settled += 1
                 found = best_of(self.setting, shape, cut, table.take(near), self.modes, self.limit)
                 if found:
-                    self.best.insert(0, (found.seconds, found))
+                    self.best.insert(0, found)
 
     def _with_experts(self, part: Choices) -> Choices:
-        from meshwright.search.ways import joined
-
+        """Every grid with every folding of the experts over it."""
         if not any(layer.experts for layer in self.chain.sorts):
             return part
         found = []
@@ -245,30 +211,15 @@ class Search:
         wanted = self.limits.fixed.get("devices", 0 if self.limits.allows("idle") else self.job.cluster.devices)
         return [p for p in counts if p <= most and (not wanted or p * size == wanted)]
 
-    def _even(self, table: Prices, groups: int, size: int, count: int) -> Array:
-        """A bound: all layers, nothing repeated, spread evenly over the groups."""
-        totals = {
-            name: np.einsum("s,sc->c", self.chain.counts[-1], value)
-            for name, value in (
-                ("time", table.forward[0] + table.backward[0]), ("reduce", table.reduce), ("gather", table.gather),
-                ("update", table.update),
-            )
-        }  # fmt: skip
-        slow = self.constants.contention
-        work = count * totals["time"] + slow * (totals["reduce"] + totals["gather"]) + totals["update"]
-        shape = Shape(groups, size, Schedule(), count)
-        return self.setting.total(shape, work / groups)
-
     def _hopeful(self, rough: Prices, groups: int, size: int, count: int) -> Array:
-        """Choices that may win and may fit, best bound first."""
-        bound = self._even(rough, groups, size, count)
-        room, counts = self.setting.room, self.chain.counts[-1]
-        kept = np.einsum("s,sc->c", counts, np.minimum(rough.kept[0], rough.kept[1]))
-        if self.limits.allows("offload"):
-            kept = kept * 0.0
-        states = np.einsum("s,sc->c", counts, rough.states)
-        moment = rough.moment.min(axis=(0, 1))
-        need = (states + room.loose * kept) / groups + room.overhead + room.loose * moment
+        """Choices whose states fit and that would win if all layers were spread evenly, best bound first."""
+        every = self.chain.counts[-1]
+        work = count * np.einsum("s,sc->c", every, rough.forward[0] + rough.backward[0])
+        work += self.constants.contention * np.einsum("s,sc->c", every, rough.reduce + rough.gather)
+        work += np.einsum("s,sc->c", every, rough.update)
+        bound = self.setting.total(Shape(groups, size, Schedule(), count), work / groups)
+        room = self.setting.room
+        need = np.einsum("s,sc->c", every, rough.states) / groups + room.overhead
         rows = np.flatnonzero((bound < self.limit) & (need <= room.memory))
         return rows[np.argsort(bound[rows], kind="stable")]
 
@@ -290,11 +241,13 @@ class Search:
                 if virtual in (None, v) and v * groups <= len(self.places) + 1:
                     yield Schedule(name="interleaved", virtual=v)
 
-    def _balanced(self, stages: int) -> list[tuple[int, ...]]:
+    def cuts(self, stages: int) -> list[Cuts]:
+        """Cuts of the chain into so many stages, by the time that layers take on one device."""
         if stages not in self._cuts:
-            one = Grids(*(np.ones(1, dtype=np.int64) for _ in range(7)), np.zeros(1, dtype=np.int64))
-            seconds = prices_of_time(self.job, self.chain, bare(one, np.ones(1, dtype=np.int64)), self.site, range(len(self.chain.sorts)))
-            weights = seconds[self.chain.sort, 0]
+            ones = np.ones(1, dtype=np.int64)
+            alone = bare(Grids(*(ones for _ in range(7)), 0 * ones), ones)
+            forward, backward, _ = passes_of(self.job, self.chain, alone, self.site, range(len(self.chain.sorts)))
+            weights = (forward + backward)[self.chain.sort, 0]
             self._cuts[stages] = balanced(weights, stages, self.places, self.job.model)
         return self._cuts[stages]
 
@@ -304,45 +257,15 @@ class _Priced:
 
     def __init__(self, everything: Choices, price: Callable[[Choices], Prices]) -> None:
         self.everything, self.price = everything, price
-        self.place: dict[int, int] = {}
+        self.place = np.full(len(everything), -1, dtype=np.int64)
         self.table: Prices | None = None
 
     def take(self, rows: Array) -> Prices:
-        new = [int(row) for row in rows if int(row) not in self.place]
-        if new:
-            more = self.price(self.everything.take(np.array(new)))
-            for row in new:
-                self.place[row] = len(self.place)
+        new = rows[self.place[rows] < 0]
+        if len(new):
+            more = self.price(self.everything.take(new))
+            known = 0 if self.table is None else len(self.table.choices)
+            self.place[new] = known + np.arange(len(new))
             self.table = more if self.table is None else self.table.beside(more)
         assert self.table is not None
-        return self.table.take(np.array([self.place[int(row)] for row in rows]))
-
-
-def _meeting(grids: Grids, site: Site) -> Iterator[Array]:
-    """How many members of each axis the tiers join: what decides the time of its collectives."""
-    strides = grids.strides()
-    for axis in ("tp", "ulysses", "ring"):
-        for tier in site.fabric.tiers[:-1]:
-            yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))  # type: ignore[index]
-
-
-def prices_of_time(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Any) -> Array:
-    """(sort, choice): seconds of both passes with nothing repeated; zero for sorts that are not asked for."""
-    from meshwright.cost.layer import layer_time
-    from meshwright.cost.passes import PASSES, layer_passes
-    from meshwright.search.ways import priced
-
-    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
-    found = np.zeros((len(chain.sorts), len(choices)))
-    for i in sorts:
-        layer = chain.sorts[i]
-        time_ = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
-        passes = layer_passes(layer, time_, ways, "none", site)
-        found[i] = passes.total(PASSES[0]) + passes.total(PASSES[1])
-    return found
-
-
-def plan_found(search: Search) -> tuple[Plan, Estimate]:
-    """The best plan as a document, and its estimate."""
-    plan = plan_of(search.job, search.best[0][1], search.modes)
-    return plan, estimate(search.job, plan, search.runtime, search.constants)
+        return self.table.take(self.place[rows])

@@ -1,0 +1,143 @@
+"""Candidates in tables: choices whose stages have the same number of devices and the same micro-batches.
+
+Every grid with every micro-batch gets a bound: the time of its layers, nothing repeated, no bubble, spread evenly over
+all devices. A table also knows the one choice that is as good as the best of its choices in every respect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layer import layer_time
+from meshwright.cost.passes import PASSES, layer_passes
+from meshwright.cost.site import Site
+from meshwright.plan import Job
+from meshwright.search.grids import Grids, all_grids, divisors, foldings
+from meshwright.search.limits import Limits
+from meshwright.search.prices import Chain
+from meshwright.search.ways import Choices, bare, priced
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Choices whose stages have the same number of devices and the same micro-batches."""
+
+    size: int  # devices of a stage
+    micro_batches: int
+    groups: int  # the most that the cluster holds
+    choices: Choices
+    least: Array  # seconds below which none of them can be, in rising order
+    forward: Array  # (sort,): seconds that none of them undercuts
+    backward: Array
+    passed_on: Array  # (sort,): bytes handed to the next layer, likewise
+
+    @property
+    def bound(self) -> float:
+        return float(self.least[0])
+
+    @property
+    def promise(self) -> float:
+        """The bound with a bubble as 1F1B halves it: which tables to open first."""
+        return self.bound * (1 + (self.groups - 1) / (2 * self.micro_batches))
+
+
+def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int) -> list[Table]:
+    """All of them, the most promising first."""
+    every = _candidates(job, site, limits)
+    if not len(every):
+        return []
+    forward, backward, passed_on, back = _least(job, chain, site, limits, every)
+    seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
+    groups = np.minimum(job.cluster.devices // every.grids.devices, most_groups)
+    least = job.global_batch // every.micro_batch * seconds / groups + site.runtime.step_seconds
+    keys = every.grids.devices * (job.global_batch + 1) + every.micro_batch
+    order = np.lexsort((least, keys))
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    found = []
+    for rows in np.split(order, starts[1:]):
+        one, unique = rows[0], back[rows]
+        found.append(
+            Table(
+                int(every.grids.devices[one]), job.global_batch // int(every.micro_batch[one]), int(groups[one]),
+                every.take(rows), least[rows], forward[:, unique].min(axis=1), backward[:, unique].min(axis=1),
+                passed_on[:, unique].min(axis=1),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda table: table.promise)
+
+
+def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
+    """Every grid with every number of samples per replica."""
+    grids = all_grids(job, site.fabric, limits)
+    parts, samples = [], []
+    for size in divisors(job.global_batch):
+        rows = np.flatnonzero((job.global_batch // grids.dp) % size == 0)
+        if not limits.keeps("micro_batch", size):
+            continue
+        if "micro_batches" in limits.fixed:
+            count = job.global_batch // (grids.dp[rows] * size)
+            rows = rows[count == limits.fixed["micro_batches"]]
+        parts.append(rows)
+        samples.append(np.full(len(rows), size, dtype=np.int64))
+    rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
+
+
+def _least(
+    job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices
+) -> tuple[Array, Array, Array, Array]:
+    """(sort, kind of choice) seconds forward and backward and bytes passed on, and the kind of each choice.
+
+    Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
+    """
+    key = np.zeros(len(choices), dtype=np.int64)
+    g = choices.grids
+    for part in (g.tp, g.sp, g.ulysses, g.ring, choices.samples, *_meeting(g, site)):
+        values, index = np.unique(part, return_inverse=True)
+        key = key * len(values) + index
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    unique = choices.take(first)
+    experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
+    others = [i for i in range(len(chain.sorts)) if i not in experts]
+    forward, backward, passed_on = passes_of(job, chain, unique, site, others)
+    if experts:
+        best_forward, best_backward = (np.full((len(experts), len(first)), np.inf) for _ in range(2))
+        for ep, same in foldings(job, site.fabric, limits):
+            u = unique.grids
+            etp = u.tp if same else np.ones_like(u.tp)
+            grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, np.full(len(u), ep, dtype=np.int64), etp, u.order)
+            one, two, sent = passes_of(job, chain, bare(grids, unique.samples), site, experts)
+            best_forward = np.minimum(best_forward, one[experts])
+            best_backward = np.minimum(best_backward, two[experts])
+            passed_on[experts] = sent[experts]
+        forward[experts], backward[experts] = best_forward, best_backward
+    return forward, backward, passed_on, back.reshape(-1)
+
+
+def _meeting(grids: Grids, site: Site) -> Iterator[Array]:
+    """How many members of each axis the tiers join: what decides the time of its collectives."""
+    strides = grids.strides()
+    for axis in ("tp", "ulysses", "ring"):
+        for tier in site.fabric.tiers[:-1]:
+            yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))  # type: ignore[index]
+
+
+def passes_of(
+    job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]
+) -> tuple[Array, Array, Array]:
+    """(sort, choice): seconds of both passes with nothing repeated, and bytes passed on; zero for other sorts."""
+    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
+    forward, backward, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(3))
+    for i in sorts:
+        layer = chain.sorts[i]
+        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
+        passes = layer_passes(layer, time, ways, site)
+        forward[i], backward[i] = (passes.total(when) for when in PASSES)
+        passed_on[i] = layer.output_bytes(ways.cut)
+    return forward, backward, passed_on
