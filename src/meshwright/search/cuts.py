@@ -101,3 +101,13 @@ def _fill(total: list[float], stages: int, ends: list[int], most: float) -> tupl
         cuts.append(ends[at])
         here = reached[at]
     return tuple(cuts) if cuts[-1] == ends[-1] else None
+
+
+def lead(counts: Array, cuts: list[tuple[int, ...]], groups: int) -> Array:
+    """(cuts, sort): layers of each sort that stand before a group, summed over all groups.
+
+    A group cannot begin before they have passed the first micro-batch on.
+    """
+    where = np.array(cuts)[:, : groups + 1]
+    held = counts[where[:, 1:]] - counts[where[:, :-1]]
+    return np.einsum("k,qks->qs", groups - 1.0 - np.arange(groups), held)

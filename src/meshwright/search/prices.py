@@ -23,7 +23,7 @@ from meshwright.model import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike, sort_of
 from meshwright.search.modes import Mode
-from meshwright.search.ways import Choices, joined, priced
+from meshwright.search.ways import Choices, inside, joined, priced
 
 Array = Any
 
@@ -198,3 +198,28 @@ def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, A
         base = gradient_bytes(list(block), ways.cut, site.runtime) + gathered_bytes(list(block), ways)
         found.append(np.maximum(again, 0.0) + base)
     return np.stack(found, axis=1)
+
+
+def undominated(table: Prices, site: Site) -> Array:
+    """Choices that no other one beats: of grids that cut a layer alike, those that meet better links.
+
+    What differs is where the axes lie: the time of the axes' own collectives, and how many of the devices that hold the
+    same parameters each tier of links joins.
+    """
+    g = table.choices.grids
+    key = np.zeros(len(g), dtype=np.int64)
+    for part in (g.tp, g.sp, g.ulysses, g.ring, g.dp, g.ep, g.etp, table.choices.samples):
+        values, index = np.unique(part, return_inverse=True)
+        key = key * len(values) + index
+    near = [-inside(g, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
+    traits = np.concatenate([table.forward[0], table.backward[0], np.array(near).reshape(-1, len(g))])
+    order = np.lexsort((traits[: len(table.weight)].sum(axis=0), key))
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    kept = []
+    for rows in np.split(order, starts[1:]):
+        best: list[int] = []
+        for row in rows:
+            if not any((traits[:, other] <= traits[:, row]).all() for other in best):
+                best.append(int(row))
+        kept += best
+    return np.sort(np.array(kept, dtype=np.int64))

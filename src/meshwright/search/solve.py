@@ -12,8 +12,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,16 @@ from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule
-from meshwright.search.cuts import balanced, places
+from meshwright.search.cuts import balanced, lead, places
 from meshwright.search.grids import Grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import Mode, modes
-from meshwright.search.prices import Chain, Prices, prices
+from meshwright.search.prices import Chain, Prices, prices, undominated
 from meshwright.search.shapes import (
     Cuts, Found, Room, Setting, Shape, best_of, least_seconds, pooled_seconds, quick_seconds,
 )  # fmt: skip
 from meshwright.search.tables import Table, passes_of, tables
+from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
 
 Array = Any
@@ -54,7 +55,7 @@ class Search:
     explored: int = 0  # choices x cuts x schedules that got a bound
     settled: int = 0  # of these, cuts that were settled and simulated
     bound: float = 0.0  # seconds below which no plan can be
-    least_memory: float = float("inf")  # bytes of the plan that needs least, where none fits
+    first_only: bool = False  # stop at the first plan that fits
 
     def __post_init__(self) -> None:
         job = self.job
@@ -68,6 +69,7 @@ class Search:
         )  # fmt: skip
         self._count = 0
         self._cuts: dict[int, list[Cuts]] = {}
+        self._leads: dict[tuple[int, int], Array] = {}
 
     @property
     def limit(self) -> float:
@@ -76,7 +78,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or (self.first_only and bool(self.best))
 
     def run(self) -> None:
         """Open tables until none can hold a better plan; those that look best, bubble included, come first."""
@@ -116,33 +118,71 @@ class Search:
         full = self._with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         if not len(full):
             return
-        everything = with_states(full, self.job, self.limits)
+        bare_ = prices(self.job, self.chain, full, self.modes[:1], self.site)
+        kept = undominated(bare_, self.site)
+        full, bare_ = full.take(kept), bare_.take(kept)
+        wanted = self._wanted(bare_, shapes)
+        union = np.zeros(len(full), dtype=bool)
+        for _, rows in wanted:
+            union[rows] = True
+        chosen = np.flatnonzero(union)
+        everything, parents = with_states(full.take(chosen), self.job, self.limits)
+        if not len(everything):
+            return
+        parents = chosen[parents]
         rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
         known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
-        counts = self.job.global_batch // everything.micro_batch
         items = []
-        for (size, count), kept in shapes.items():
-            mine = np.flatnonzero((everything.grids.devices == size) & (counts == count))
-            table = rough.take(mine)
-            for groups, same in groupby(kept, key=lambda shape: shape.groups):
-                rows = self._hopeful(table, groups, size, count)
-                if len(rows):
-                    part = table.take(rows)
-                    items += [(shape, mine[rows], self._quick(part, shape)) for shape in same]
+        for shape, rows in wanted:
+            mask = np.zeros(len(full), dtype=bool)
+            mask[rows] = True
+            mine = np.flatnonzero(mask[parents])
+            mine = mine[self._hopeful(rough.take(mine), shape)]
+            if len(mine):
+                items.append((shape, mine, self._quick(rough.take(mine), shape)))
         self._settle(known, self._pooled(known, items))
+
+    def _wanted(self, bare_: Prices, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
+        """Every pipeline with the grids that may win in it."""
+        counts = self.job.global_batch // bare_.choices.micro_batch
+        found = []
+        for (size, count), some in shapes.items():
+            mine = np.flatnonzero((bare_.choices.grids.devices == size) & (counts == count))
+            if not len(mine):
+                continue
+            table = bare_.take(mine)
+            for shape in some:
+                bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), table)
+                rows = mine[(bound < self.limit).any(axis=0)]
+                if len(rows):
+                    found.append((shape, rows))
+        return found
 
     def _shapes(self, table: Table) -> Iterator[Shape]:
         """Pipelines that would win if one choice were best in every respect."""
         setting, size, count = self.setting, table.size, table.micro_batches
-        seconds = count * float(self.chain.counts[-1] @ (table.forward + table.backward))
+        both = table.forward + table.backward
+        work = count * float(self.chain.counts[-1] @ both)
         for groups in self._group_counts(size, table.groups):
-            if setting.total(Shape(groups, size, Schedule(), count), seconds / groups) >= self.limit:
+            if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
             for schedule in self._schedules(groups, count):
                 shape = Shape(groups, size, schedule, count)
                 cuts = self.cuts(shape.stages)
-                if cuts and quick_seconds(setting, shape, cuts, table).min() < self.limit:
+                if not cuts:
+                    continue
+                # On average over the groups: what stands before them, and their work.
+                before = self._lead(shape) @ (table.forward if schedule.name in SPLIT else both)
+                if setting.total(shape, (before.min() + work) / groups) >= self.limit:
+                    continue
+                if quick_seconds(setting, shape, cuts, table).min() < self.limit:
                     yield shape
+
+    def _lead(self, shape: Shape) -> Array:
+        key = (shape.stages, shape.groups)
+        if key not in self._leads:
+            self._leads[key] = lead(self.chain.counts, self.cuts(shape.stages), shape.groups)
+        return self._leads[key]
 
     def _quick(self, part: Prices, shape: Shape) -> Array:
         """(cuts, choice): bounds with the bubble of the schedule."""
@@ -206,22 +246,25 @@ class Search:
         return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))
 
     def _group_counts(self, size: int, most: int) -> list[int]:
+        """Numbers of device groups, most first; what they leave idle are whole nodes, or part of the only one."""
         fixed = self.limits.fixed.get("pp")
         counts = [fixed] if fixed else range(most, 0, -1)
         wanted = self.limits.fixed.get("devices", 0 if self.limits.allows("idle") else self.job.cluster.devices)
+        node = self.job.cluster.groups[0].devices_per_node
+        if not fixed and size < node and self.job.cluster.groups[0].nodes > 1:
+            counts = [p for p in counts if p in (1, most) or p * size % node == 0 or p * size < node]
         return [p for p in counts if p <= most and (not wanted or p * size == wanted)]
 
-    def _hopeful(self, rough: Prices, groups: int, size: int, count: int) -> Array:
-        """Choices whose states fit and that would win if all layers were spread evenly, best bound first."""
+    def _hopeful(self, rough: Prices, shape: Shape) -> Array:
+        """Choices whose states fit and that would win if all layers were spread evenly."""
         every = self.chain.counts[-1]
-        work = count * np.einsum("s,sc->c", every, rough.forward[0] + rough.backward[0])
+        work = shape.micro_batches * np.einsum("s,sc->c", every, rough.forward[0] + rough.backward[0])
         work += self.constants.contention * np.einsum("s,sc->c", every, rough.reduce + rough.gather)
         work += np.einsum("s,sc->c", every, rough.update)
-        bound = self.setting.total(Shape(groups, size, Schedule(), count), work / groups)
         room = self.setting.room
-        need = np.einsum("s,sc->c", every, rough.states) / groups + room.overhead
-        rows = np.flatnonzero((bound < self.limit) & (need <= room.memory))
-        return rows[np.argsort(bound[rows], kind="stable")]
+        need = np.einsum("s,sc->c", every, rough.states) / shape.groups + room.overhead
+        fits = need <= room.memory
+        return np.flatnonzero(fits & (self.setting.total(shape, work / shape.groups) < self.limit))
 
     def _schedules(self, groups: int, count: int) -> Iterator[Schedule]:
         names = self.limits.schedules()
@@ -244,12 +287,17 @@ class Search:
     def cuts(self, stages: int) -> list[Cuts]:
         """Cuts of the chain into so many stages, by the time that layers take on one device."""
         if stages not in self._cuts:
-            ones = np.ones(1, dtype=np.int64)
-            alone = bare(Grids(*(ones for _ in range(7)), 0 * ones), ones)
-            forward, backward, _ = passes_of(self.job, self.chain, alone, self.site, range(len(self.chain.sorts)))
-            weights = (forward + backward)[self.chain.sort, 0]
-            self._cuts[stages] = balanced(weights, stages, self.places, self.job.model)
+            self._cuts[stages] = balanced(self._weights, stages, self.places, self.job.model)
         return self._cuts[stages]
+
+    @cached_property
+    def _weights(self) -> Array:
+        """Seconds of every layer on one device, one sample."""
+        ones = np.ones(1, dtype=np.int64)
+        alone = bare(Grids(*(ones for _ in range(7)), 0 * ones), ones)
+        forward, backward, _ = passes_of(self.job, self.chain, alone, self.site, range(len(self.chain.sorts)))
+        found: Array = (forward + backward)[self.chain.sort, 0]
+        return found
 
 
 class _Priced:

@@ -62,12 +62,15 @@ def bare(grids: Grids, samples: Array) -> Choices:
     return Choices(grids, samples, none, none, none * 0.0, none * 0.0)
 
 
-def with_states(bare_: Choices, job: Job, limits: Limits) -> Choices:
-    """Every grid with every ZeRO level, over all replicas or those of a node, with and without offloaded states."""
+def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Array]:
+    """Every grid with every ZeRO level, over all replicas or those of a node, with and without offloaded states.
+
+    Also the row of `bare_` that each comes from.
+    """
     size = job.cluster.groups[0].devices_per_node
     grids = bare_.grids
-    near = np.minimum(_inside(grids, ("ulysses", "ring", "dp"), size), grids.replicas)
-    parts = []
+    near = np.minimum(inside(grids, ("ulysses", "ring", "dp"), size), grids.replicas)
+    parts, parents = [], []
     for level in (0, 1, 2, 3):
         if not limits.keeps("zero", level) or (level and not (limits.allows("zero") and limits.allows(f"zero{level}"))):
             continue
@@ -79,15 +82,18 @@ def with_states(bare_: Choices, job: Job, limits: Limits) -> Choices:
                 rows &= (near > 1) & (near < grids.replicas) & (grids.replicas % near == 0)
                 low, high = np.minimum(near, grids.expert_replicas), np.maximum(near, grids.expert_replicas)
                 rows &= high % low == 0
+            if "zero_group" in limits.fixed:
+                rows &= (near if hybrid else 0 * near) == limits.fixed["zero_group"]
             chosen = np.flatnonzero(rows)
             part = bare_.take(chosen)
             group = near[chosen] if hybrid else np.zeros(len(chosen), dtype=np.int64)
             part = replace(part, zero=np.full(len(chosen), level), zero_group=group)
-            parts += [_away(part, *away) for away in _AWAY if away == (0.0, 0.0) or _may_offload(job, limits)]
-    made = joined(parts)
-    if "zero_group" in limits.fixed:
-        made = made.take(np.flatnonzero(made.zero_group == limits.fixed["zero_group"]))
-    return made
+            for away in _AWAY if _may_offload(job, limits) else _AWAY[:1]:
+                parts.append(_away(part, *away))
+                parents.append(chosen)
+    if not parts:
+        return bare_.take(np.zeros(0, dtype=np.int64)), np.zeros(0, dtype=np.int64)
+    return joined(parts), np.concatenate(parents)
 
 
 def _may_offload(job: Job, limits: Limits) -> bool:
@@ -105,7 +111,7 @@ def joined(parts: list[Choices]) -> Choices:
     return Choices(grids=grids, **rest)
 
 
-def _inside(grids: Grids, axes: tuple[str, ...], span: int) -> Array:
+def inside(grids: Grids, axes: tuple[str, ...], span: int) -> Array:
     """Members of a group along some axes that one span of devices holds."""
     strides = grids.strides()
     found = np.ones(len(grids), dtype=np.int64)
@@ -115,7 +121,7 @@ def _inside(grids: Grids, axes: tuple[str, ...], span: int) -> Array:
 
 
 def _counts(grids: Grids, fabric: Fabric, axes: tuple[str, ...], size: Array) -> Counts:
-    return tuple(size if tier.span >= EVERYTHING else _inside(grids, axes, tier.span) for tier in fabric.tiers)
+    return tuple(size if tier.span >= EVERYTHING else inside(grids, axes, tier.span) for tier in fabric.tiers)
 
 
 def _strided(fabric: Fabric, stride: Array, size: Array) -> Counts:

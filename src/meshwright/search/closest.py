@@ -1,0 +1,89 @@
+"""Where nothing fits: the plan that comes closest, what is short, and the cheapest change that makes it fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.cost.estimate import estimate
+from meshwright.errors import DoesNotFit
+from meshwright.plan import Job, Plan
+from meshwright.search.build import plan_of
+from meshwright.search.solve import Search
+from meshwright.units import size
+
+_PATIENCE = 2.0  # seconds for each question
+
+
+class NothingFits(DoesNotFit):
+    """No plan of the space fits; carries the one that comes closest."""
+
+    def __init__(self, problem: str, *, short_by_bytes: int, closest: Plan | None, suggestion: str) -> None:
+        super().__init__(problem, short_by_bytes=short_by_bytes)
+        self.closest, self.suggestion = closest, suggestion
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "error": str(self),
+            "closest": self.closest.to_table() if self.closest else None,
+            "short_by_bytes": self.short_by_bytes,
+            "suggestion": self.suggestion,
+        }
+
+
+def closest(search: Search) -> NothingFits:
+    """Ask how much memory a device would need, by halving; then which change of the job is enough."""
+    job = search.job
+    capacity = search.setting.room.memory
+    low, high, found = 1.0, 2.0, None
+    while found is None and high < 2**20:
+        found = _with_memory(search, capacity * high)
+        low, high = (low, high) if found else (high, 2 * high)
+    if found is None:
+        problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
+        return NothingFits(problem, short_by_bytes=0, closest=None, suggestion="fix or forbid less")
+    for _ in range(7):
+        middle = (low + high) / 2
+        better = _with_memory(search, capacity * middle)
+        found, low, high = (better, low, middle) if better else (found, middle, high)
+    row = max(estimate(job, found, search.runtime, search.constants).memory, key=lambda row: row.short_by)
+    problem = (
+        f"{job.model.name} does not fit on {job.cluster.name} with any plan: the closest needs {size(row.total)} on "
+        f"devices {row.devices} of {size(row.capacity)}, short by {size(row.short_by)}"
+    )
+    return NothingFits(problem, short_by_bytes=row.short_by, closest=found, suggestion=_suggestion(search))
+
+
+def _with_memory(search: Search, memory: float) -> Plan | None:
+    """A plan for devices of so much memory, the first that is found."""
+    room = replace(search.setting.room, memory=memory)
+    other = Search(search.job, search.runtime, search.limits, search.constants, time.monotonic() + _PATIENCE)
+    other.setting = replace(other.setting, room=room)
+    other.first_only = True
+    other.run()
+    return plan_of(search.job, other.best[0], other.modes) if other.best else None
+
+
+def _suggestion(search: Search) -> str:
+    for text, job in _changes(search.job):
+        other = Search(job, search.runtime, search.limits, search.constants, time.monotonic() + _PATIENCE)
+        other.first_only = True
+        other.run()
+        if other.best:
+            return text
+    return "a smaller model, or devices with more memory"
+
+
+def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+    """Changes of a job, the cheapest first."""
+    if job.optimizer == "adamw":
+        yield "optimizer adamw-8bit is enough", replace(job, optimizer="adamw-8bit")
+    cluster, group = job.cluster, job.cluster.groups[0]
+    for factor in (2, 4, 8):
+        groups = (replace(group, nodes=group.nodes * factor), *cluster.groups[1:])
+        more = replace(cluster, groups=groups)
+        yield f"{group.nodes * factor} nodes instead of {group.nodes} are enough", replace(job, cluster=more)
+    for factor in (2, 4, 8):
+        if not job.model.tokens and job.seq_len // factor >= 1:
+            yield f"a sequence of {job.seq_len // factor} tokens is short enough", replace(job, seq_len=job.seq_len // factor)

@@ -1,0 +1,108 @@
+"""`plan(job)`: the best plan there is, with the proof, or what keeps the job from fitting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.estimate import Estimate, estimate
+from meshwright.cost.runtime import Runtime, runtime
+from meshwright.plan import Job, Plan
+from meshwright.search.build import plan_of
+from meshwright.search.closest import NothingFits, closest
+from meshwright.search.limits import Limits
+from meshwright.search.shapes import Found
+from meshwright.search.solve import Search
+
+Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, what it costs, and what the search saw on its way."""
+
+    plan: Plan
+    estimate: Estimate
+    others: tuple[Plan, ...] = ()  # plans that were best for a while, fastest first
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing in the space can be faster."""
+        return bool(self.plan.search and self.plan.search["optimal"])
+
+
+def plan(
+    job: Job,
+    runtime_name: str | Runtime = "meshwright",
+    *,
+    fix: Mapping[str, Any] | None = None,
+    forbid: Iterable[str] = (),
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+    constants: Constants = DEFAULT,
+) -> Answer:
+    """The fastest plan of the space for a job, as a given framework would run it.
+
+    >>> import meshwright as mw
+    >>> job = mw.Job(mw.Model.preset("gpt2-xl"), mw.Cluster.preset("8xa100-80gb"), global_batch=64, seq_len=1024)
+    >>> found = plan(job)
+    >>> found.optimal, found.estimate.fits, found.plan.search["gap"]
+    (True, True, 0.0)
+    """
+    framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
+    started = time.monotonic()
+    deadline = started + time_limit if time_limit is not None else float("inf")
+    search = Search(job, framework, Limits.of(fix, forbid), constants, deadline, progress)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if not search.best:
+            raise
+    if not search.best:
+        raise closest(search)
+    return _answer(search, time.monotonic() - started)
+
+
+def _answer(search: Search, seconds: float) -> Answer:
+    job = search.job
+    best = _document(search, search.best[0])
+    found = estimate(job, best, search.runtime, search.constants)
+    bound = min(search.bound, found.step_seconds)
+    gap = max(0.0, 1 - bound / found.step_seconds)
+    facts = {
+        "solver": "exact", "seconds": round(seconds, 4), "optimal": gap <= 1e-12, "bound": bound,
+        "gap": 0.0 if gap <= 1e-12 else gap, "explored": search.explored, "simulated": search.settled,
+        "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
+    }  # fmt: skip
+    document = replace(best, search=facts, estimate=summary(found))
+    others = tuple(_document(search, other) for other in search.best[1:6])
+    return Answer(document, found, others)
+
+
+def _document(search: Search, found: Found) -> Plan:
+    return plan_of(search.job, found, search.modes)
+
+
+def summary(found: Estimate) -> dict[str, Any]:
+    """An estimate as a plan document stores it."""
+    return {
+        "step_time_s": found.step_seconds,
+        "tokens_per_s_per_device": found.tokens_per_second_per_device,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "peak_memory_bytes": found.peak_memory,
+        "seconds": found.breakdown,
+        "stages": [
+            msgspec.structs.asdict(row) | {"peak_memory_bytes": row.total, "free_bytes": row.capacity - row.total}
+            for row in found.memory
+        ],
+    }
+
+
+__all__ = ["Answer", "NothingFits", "plan", "summary"]
