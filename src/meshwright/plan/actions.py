@@ -53,6 +53,15 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
         return ((micro_batches,),)
     if schedule.name == "1f1b":
         return ((min(micro_batches, groups - group),),)
+    if schedule.name == "zero-bubble" and schedule.virtual == 1:
+        return ((min(micro_batches, groups),),)  # weight gradients lag as far behind as a group runs less ahead
+    if schedule.name == "zbv" and micro_batches >= 2 * groups:
+        return ((2 * groups - group - 1, group + 1), (2 * groups - group, group))
+    return _walked(schedule, groups, micro_batches, group)
+
+
+def _walked(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
+    """The same for any schedule, by going through its table."""
     row = action_table(schedule, groups, _enough(schedule, groups, micro_batches))[group]
     stages = groups * schedule.virtual
     mine = [s for s in range(stages) if group_of_stage(schedule, stages, s) == group]

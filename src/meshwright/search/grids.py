@@ -226,6 +226,13 @@ def fold(job: Job, grids: Grids, ep: int, fabric: Fabric, limits: Limits, *, sam
     kept = np.flatnonzero(rows)
     some = grids.take(kept)
     full = Grids(
-        some.tp, some.sp, some.ulysses, some.ring, some.dp, np.full(len(kept), ep, dtype=np.int64), etp[kept], some.order
+        some.tp,
+        some.sp,
+        some.ulysses,
+        some.ring,
+        some.dp,
+        np.full(len(kept), ep, dtype=np.int64),
+        etp[kept],
+        some.order,
     )
     return full, kept

@@ -76,6 +76,12 @@ class Chain:
         return np.cumsum(one, axis=0)
 
     @cached_property
+    def opened_before(self) -> Array:
+        """(layers + 1,): how many blocks begin before each place."""
+        opens = [bool(layer.block) and layer.opens_block for layer in self.model.layers]
+        return np.concatenate([[0], np.cumsum(opens)])
+
+    @cached_property
     def in_block(self) -> Array:
         return np.array([bool(layer.block) for layer in self.sorts])
 
@@ -104,7 +110,6 @@ class Prices:
         """Of some of the choices."""
         arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
         return Prices(choices=self.choices.take(rows), **arrays)
-
 
     def ideal(self) -> Prices:
         """One choice that is as good as the best of them in every respect: for bounds."""

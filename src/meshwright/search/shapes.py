@@ -7,7 +7,7 @@ simulation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import log2
 from typing import Any
@@ -244,20 +244,32 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices
     single = base + room.loose * (alive + moment)
     fits = single <= room.memory
     best = np.where(fits, seconds, np.inf).min(axis=0)
-    # Mixed in any proportion: a mode that does not fit beside one that does.
+    # Mixed in any proportion: a mode that does not fit beside one that does. One block cannot be mixed.
+    several = (_runs(setting, shape, cuts) > 1)[..., None]
     for i in range(len(seconds)):
         over = need[i] - room.memory
         if not (over > 0).any():
             continue
         for j in range(len(seconds)):
             spare = room.memory - need[j]
-            usable = (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
+            usable = several & (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
             if usable.any():
                 part = np.where(usable, over / np.maximum(over + spare, 1.0), 1.0)
                 mixed = seconds[i] + (seconds[j] - seconds[i]) * part
                 best = np.where(usable, np.minimum(best, mixed), best)
     asked = np.maximum(best - seconds[0], 0.0)
     return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
+
+
+def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    """(cuts, group): how many runs of different modes the layers of a group may form, at most."""
+    if not setting.mixed:
+        return np.ones((len(cuts), shape.groups))
+    if shape.schedule.virtual > 1:
+        return np.full((len(cuts), shape.groups), 2)
+    where = np.array(cuts)
+    opened = setting.chain.opened_before
+    return 1 + opened[where[:, 1:]] - opened[where[:, :-1] + 1]
 
 
 def _present_blocks(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
@@ -273,7 +285,8 @@ def best_of(
     short: Callable[[Prices, Array], None] | None = None,
 ) -> Found | None:  # fmt: skip
     """The fastest choice of a table that fits and takes less than `limit` seconds."""
-    settled = [_settle(setting, shape, cuts, table, modes, group) for group in range(shape.groups)]
+    known: dict[object, Settled] = {}
+    settled = [_settle(setting, shape, cuts, table, modes, group, known) for group in range(shape.groups)]
     fits = np.logical_and.reduce([s.fits for s in settled])
     if short is not None and not fits.any():
         short(table, np.maximum.reduce([s.least for s in settled]))
@@ -301,19 +314,33 @@ def best_of(
 
 
 def _taken(settled: Settled, rows: Array) -> Settled:
-    return Settled(*(getattr(settled, name)[rows] for name in settled.__dataclass_fields__))
+    arrays = [getattr(settled, name)[rows] for name in settled.__dataclass_fields__ if name != "start"]
+    return Settled(*arrays, settled.start)
 
 
 def _pick(times: StageTimes, rows: Array) -> StageTimes:
     return StageTimes(*(getattr(times, name)[rows] for name in times.__dataclass_fields__))
 
 
-def _settle(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], group: int) -> Settled:
+def _settle(
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], group: int,
+    known: dict[object, Settled],
+) -> Settled:  # fmt: skip
+    """The modes of one group; groups with the same layers and as much in flight are settled once."""
     held = shape.ranges(cuts, group)
     more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
     mixes = _mixes(shape.schedule, shape.groups, shape.micro_batches, group)
+    counts = setting.chain.counts
+    ends_here = (held[0][0] == 0, held[-1][1] == len(setting.chain.sort))
+    key = (mixes, ends_here, *((int(setting.chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
+    if more is None and key in known:
+        same = known[key]
+        return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
     buffers = _received(setting, shape, cuts, table, group)
-    return settle(setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed)
+    found = settle(setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed)
+    if more is None and len(held) == 1:
+        known[key] = found
+    return found
 
 
 def _received(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, group: int) -> Array:

@@ -37,7 +37,8 @@ from meshwright.search.ways import Choices, bare, joined, with_states
 
 Array = Any
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
-_FIRST = 6  # tables that are opened one by one, to have a good plan before the rest is opened together
+_PROBED = 12  # tables whose best choices are looked at first
+_HEAD = 6  # of each
 _MOST_VIRTUAL = 8  # stages of one device group
 
 
@@ -68,6 +69,7 @@ class Search:
             self.limits.allows("mixed"),
         )  # fmt: skip
         self._count = 0
+        self._probing = False  # only pipelines over all devices, of the usual schedules
         self._cuts: dict[int, list[Cuts]] = {}
         self._leads: dict[tuple[int, int], Array] = {}
 
@@ -83,21 +85,21 @@ class Search:
     def run(self) -> None:
         """Open tables until none can hold a better plan; those that look best, bubble included, come first."""
         waiting = tables(self.job, self.chain, self.site, self.limits, self._most_groups())
-        for i, table in enumerate(waiting[:_FIRST]):
-            self._told(waiting[i:])
+        self._told(waiting)
+        # A good plan rules most of the rest out before it is priced: the best choices of some tables come first.
+        self._probing = True
+        for start in range(0, len(waiting), _PROBED):
+            self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
+            if self.best or self.late:
+                break
+        self._probing = False
+        while waiting:
+            self._told(waiting)
             if self.late:
                 return
-            if table.bound < self.limit:
-                self._open([table])
-        rest = waiting[_FIRST:]
-        while rest:
-            self._told(rest)
-            if self.late:
-                return
-            # Without a plan nothing can be ruled out: go on one by one.
-            some = 1 if not self.best else len(rest)
-            self._open([table for table in rest[:some] if table.bound < self.limit])
-            rest = rest[some:]
+            some = _PROBED if not self.best else len(waiting)
+            self._open([table for table in waiting[:some] if table.bound < self.limit])
+            waiting = waiting[some:]
         self.bound = self.limit
 
     def _told(self, waiting: list[Table]) -> None:
@@ -151,12 +153,21 @@ class Search:
             if not len(mine):
                 continue
             table = bare_.take(mine)
+            both = table.forward[0] + table.backward[0]
+            work = count * self.chain.counts[-1] @ both
             for shape in some:
-                bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), table)
-                rows = mine[(bound < self.limit).any(axis=0)]
-                if len(rows):
-                    found.append((shape, rows))
+                part = self._averaged(shape, work, table.forward[0] if shape.schedule.name in SPLIT else both)
+                if len(part):
+                    bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), table.take(part))
+                    part = part[(bound < self.limit).any(axis=0)]
+                if len(part):
+                    found.append((shape, mine[part]))
         return found
+
+    def _averaged(self, shape: Shape, work: Array, around: Array) -> Array:
+        """Choices that may win, judged by the average over the groups of what stands before them and their work."""
+        before = (self._lead(shape) @ around).min(axis=0)
+        return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
 
     def _shapes(self, table: Table) -> Iterator[Shape]:
         """Pipelines that would win if one choice were best in every respect."""
@@ -171,9 +182,8 @@ class Search:
                 cuts = self.cuts(shape.stages)
                 if not cuts:
                     continue
-                # On average over the groups: what stands before them, and their work.
-                before = self._lead(shape) @ (table.forward if schedule.name in SPLIT else both)
-                if setting.total(shape, (before.min() + work) / groups) >= self.limit:
+                around = table.forward if schedule.name in SPLIT else both
+                if not len(self._averaged(shape, np.array([work]), around[:, None])):
                     continue
                 if quick_seconds(setting, shape, cuts, table).min() < self.limit:
                     yield shape
@@ -248,7 +258,7 @@ class Search:
     def _group_counts(self, size: int, most: int) -> list[int]:
         """Numbers of device groups, most first; what they leave idle are whole nodes, or part of the only one."""
         fixed = self.limits.fixed.get("pp")
-        counts = [fixed] if fixed else range(most, 0, -1)
+        counts = [fixed] if fixed else [most] if self._probing else range(most, 0, -1)
         wanted = self.limits.fixed.get("devices", 0 if self.limits.allows("idle") else self.job.cluster.devices)
         node = self.job.cluster.groups[0].devices_per_node
         if not fixed and size < node and self.job.cluster.groups[0].nodes > 1:
@@ -276,6 +286,8 @@ class Search:
         for name in ("zbv", "dualpipev"):
             if name in names and virtual in (None, 2) and (name == "zbv" or count >= 2 * groups):
                 yield Schedule(name=name, virtual=2)  # type: ignore[arg-type]
+            if self._probing:
+                return
         for name in ("zero-bubble", "1f1b", "gpipe"):
             if name in names and virtual in (None, 1):
                 yield Schedule(name=name)  # type: ignore[arg-type]

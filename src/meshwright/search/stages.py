@@ -51,6 +51,7 @@ class Settled:
     first: Array  # mode of the first run
     second: Array
     split: Array  # layer at which the second run begins
+    start: int = 0  # the group's first layer
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,15 @@ def settle(
     _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
     if mixed and len(modes) > 1 and not best.plain.all():
         if len(held) > 1:
-            _try(best, [parts[:1], parts[1:]], [tuple(m[:1] for m in mixes), tuple(m[1:] for m in mixes)], base, on_host, room, held[0][1])
+            _try(
+                best,
+                [parts[:1], parts[1:]],
+                [tuple(m[:1] for m in mixes), tuple(m[1:] for m in mixes)],
+                base,
+                on_host,
+                room,
+                held[0][1],
+            )
         else:
             for split in _splits(chain, *held[0]):
                 head = _Parts.of(chain, table, modes, (held[0][0], split), more.kept[0] if more else None)
@@ -178,7 +187,9 @@ class _Best:
                 head, tail = chain.counts[middle] - chain.counts[low], chain.counts[high] - chain.counts[middle]
                 stages.append((head * one).sum(axis=1) + (tail * two).sum(axis=1))
             found.append(np.stack(stages, axis=1))
-        return Settled(np.isfinite(self.cost), found[0], found[1], self.least, self.first, self.second, self.split)
+        return Settled(
+            np.isfinite(self.cost), found[0], found[1], self.least, self.first, self.second, self.split, held[0][0]
+        )
 
 
 def _try(
@@ -218,7 +229,9 @@ def _alive(runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], b
     for k in range(len(mixes[0])):
         total = sum(n * getattr(part, name) for n, part in zip(mixes[0][k], runs[0], strict=True))[both[:, 0]]
         if runs[1]:
-            total = total + sum(n * getattr(part, name) for n, part in zip(mixes[1][k], runs[1], strict=True))[both[:, 1]]
+            total = (
+                total + sum(n * getattr(part, name) for n, part in zip(mixes[1][k], runs[1], strict=True))[both[:, 1]]
+            )
         most = np.maximum(most, total)
     return most
 

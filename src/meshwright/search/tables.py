@@ -7,7 +7,7 @@ all devices. A table also knows the one choice that is as good as the best of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,12 @@ class Table:
     @property
     def bound(self) -> float:
         return float(self.least[0])
+
+    def head(self, count: int) -> Table:
+        """The choices of least bound."""
+        return replace(
+            self, choices=self.choices.take(np.arange(min(count, len(self.least)))), least=self.least[:count]
+        )
 
     @property
     def promise(self) -> float:
@@ -89,9 +95,7 @@ def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
     return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
 
 
-def _least(
-    job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices
-) -> tuple[Array, Array, Array, Array]:
+def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices) -> tuple[Array, Array, Array, Array]:
     """(sort, kind of choice) seconds forward and backward and bytes passed on, and the kind of each choice.
 
     Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
@@ -128,9 +132,7 @@ def _meeting(grids: Grids, site: Site) -> Iterator[Array]:
             yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))  # type: ignore[index]
 
 
-def passes_of(
-    job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]
-) -> tuple[Array, Array, Array]:
+def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, Array, Array]:
     """(sort, choice): seconds of both passes with nothing repeated, and bytes passed on; zero for other sorts."""
     ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
     forward, backward, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(3))
