@@ -23,7 +23,7 @@ from meshwright.search.modes import Mode
 from meshwright.search.prices import Chain, Prices
 from meshwright.search.stages import Range, Room, Settled, extras, settle, sums
 from meshwright.search.tables import Table
-from meshwright.search.timing import StageTimes, ends, least_ends, membership, quick_ends, warm_up
+from meshwright.search.timing import StageTimes, alive, ends, least_ends, membership, quick_ends
 
 Array = Any
 Cuts = tuple[int, ...]
@@ -121,16 +121,16 @@ def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Pric
     The least time of all layers, mixed in any proportion of modes, whose bytes fit into the memory of all devices.
     """
     room, every = setting.room, setting.chain.counts[-1]
-    _, counts = warm_up(shape.schedule, shape.groups, shape.micro_batches)  # all alive before the first backward
     where = np.array(cuts)
     held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]  # (cuts, stage, sort)
-    alive = np.einsum("k,qks->qs", counts.sum(axis=1), held).min(axis=0)
+    flying = np.einsum("k,qks->qs", alive(shape.schedule, shape.groups, shape.micro_batches), held).min(axis=0)
     seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
-    need = room.loose * np.einsum("s,rsc->rc", alive, table.kept)
+    need = room.loose * np.einsum("s,rsc->rc", flying, table.kept)
     inside = [i for i, block in enumerate(setting.chain.blocks) if block[0].block] or [0]
     moment = table.moment[:, inside].min(axis=(0, 1))
     budget = shape.groups * (room.memory - room.overhead - room.loose * moment)
     budget = budget - np.einsum("s,sc->c", every, table.states)
+    budget = budget - room.loose * _received(setting, shape, cuts, table).sum(axis=1).min(axis=0)
     best = np.where(need <= budget, seconds, np.inf).min(axis=0)
     for i in range(len(seconds)):
         over = need[i] - budget
@@ -147,22 +147,25 @@ def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Pric
     return setting.total(shape, work / shape.groups)
 
 
-def least_seconds(setting: Setting, shape: Shape, cut: Cuts, table: Prices, limit: float) -> Array:
-    """(choice,): no plan is faster; infinite where nothing fits.
+def least_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, limit: float) -> Array:
+    """(cuts, choice): no plan is faster; infinite where nothing fits.
 
     First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
     could be mixed in any proportion (the lower hull of seconds over bytes).
     """
-    free = _free_times(setting, shape, [cut], table.forward[0], table.backward[0], table.weight, table.passed_on)
-    late = _ending(setting, shape, [cut], table, free)
+    size = (len(cuts), len(table.choices))
+    free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
+    late = _ending(setting, shape, cuts, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
-    bound = setting.total(shape, _joined(done, *late))
-    near = np.flatnonzero(bound < limit)
+    bound = setting.total(shape, _joined(done, *late)).reshape(size)
+    near = np.flatnonzero((bound < limit).any(axis=0))
     if not len(near) or len(table.kept) == 1:
         return bound
-    extra = _memory_asks(setting, shape, [cut], table.take(near))
-    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, _pick(free, near), extra)
-    bound[near] = setting.total(shape, _joined(done, late[0][near], late[1][near]))
+    extra = _memory_asks(setting, shape, cuts, table.take(near))
+    wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, _pick(free, wide), extra)
+    exact = setting.total(shape, _joined(done, late[0][wide], late[1][wide]))
+    bound[:, near] = exact.reshape(len(cuts), len(near))
     return bound
 
 
@@ -233,16 +236,17 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices
     held = _group_counts(setting, shape, cuts)
     every = held.sum(axis=2)
     seconds = np.einsum("qgs,rsc->rqgc", every, table.forward + table.backward)
-    _, counts = warm_up(shape.schedule, shape.groups, shape.micro_batches)  # all alive before the first backward
-    per_group = counts.sum(axis=1)[_stages_of(shape)]  # (group, stage of the group)
-    alive = np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.kept)
+    per_group = alive(shape.schedule, shape.groups, shape.micro_batches)[_stages_of(shape)]  # (group, its stage)
+    flying = np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.kept)
     blocks = _present_blocks(setting, shape, cuts)  # (cuts, group, sort of block)
     moment = (table.moment[:, None, None] * blocks[None, ..., None]).max(axis=3)
     states = np.einsum("qgs,sc->qgc", every, table.states)
-    base = states + room.overhead
-    need = base + room.loose * (alive + moment.min(axis=0))
-    single = base + room.loose * (alive + moment)
-    fits = single <= room.memory
+    base = states + room.overhead + room.loose * _received(setting, shape, cuts, table)
+    need = base + room.loose * (flying + moment.min(axis=0))
+    single = base + room.loose * (flying + moment)
+    host = np.einsum("qgs,sc->qgc", every, table.host)
+    parked = host + np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.parked)
+    fits = (single <= room.memory) & ((parked <= room.host) | (parked <= 0))
     best = np.where(fits, seconds, np.inf).min(axis=0)
     # Mixed in any proportion: a mode that does not fit beside one that does. One block cannot be mixed.
     several = (_runs(setting, shape, cuts) > 1)[..., None]
@@ -336,24 +340,23 @@ def _settle(
     if more is None and key in known:
         same = known[key]
         return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
-    buffers = _received(setting, shape, cuts, table, group)
+    buffers = _received(setting, shape, [cuts], table)[0, group]
     found = settle(setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed)
     if more is None and len(held) == 1:
         known[key] = found
     return found
 
 
-def _received(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, group: int) -> Array:
-    """Bytes of the buffers that stages receive into, one per micro-batch, where the runtime keeps so many."""
-    total = np.zeros(len(table.choices))
+def _received(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(cuts, group, choice): bytes of the buffers that stages receive into, one per micro-batch, where the runtime
+    keeps so many."""
     if not setting.runtime.receive_buffers or shape.stages == 1:
-        return total
-    sort = setting.chain.sort
-    for s in range(shape.stages):
-        if group_of_stage(shape.schedule, shape.stages, s) == group:
-            total = total + (table.received[sort[cuts[s]]] if s else 0.0)
-            total = total + (table.passed_on[sort[cuts[s + 1] - 1]] if s + 1 < shape.stages else 0.0)
-    return total * shape.micro_batches
+        return np.zeros((len(cuts), shape.groups, len(table.choices)))
+    sort, where = setting.chain.sort, np.array(cuts)
+    every = np.zeros((len(cuts), shape.stages, len(table.choices)))
+    every[:, 1:] += table.received[sort[where[:, 1:-1]]]
+    every[:, :-1] += table.passed_on[sort[where[:, 1:-1] - 1]]
+    return shape.micro_batches * every[:, _stages_of(shape)].sum(axis=2)
 
 
 def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: list[Settled] | None) -> StageTimes:

@@ -212,13 +212,11 @@ class Search:
                 continue
             cuts = self.cuts(shape.stages)
             least = pooled_seconds(self.setting, shape, cuts, known.take(rows[some]))
-            exact = np.maximum(bound[:, some], least)
-            for q, cut in enumerate(cuts):
-                order = np.argsort(exact[q], kind="stable")
-                order = order[exact[q][order] < self.limit]
-                if len(order):
-                    item = (float(exact[q][order[0]]), self._next(), shape, cut, rows[some][order], exact[q][order])
-                    heapq.heappush(waiting, item)
+            least = np.maximum(bound[:, some].min(axis=0), least)
+            order = np.argsort(least, kind="stable")
+            order = order[least[order] < self.limit]
+            if len(order):
+                heapq.heappush(waiting, (float(least[order[0]]), self._next(), shape, rows[some][order], least[order]))
         return waiting
 
     def _next(self) -> int:
@@ -228,21 +226,21 @@ class Search:
     def _settle(self, known: _Priced, waiting: list[Any]) -> None:
         """Least bound first: bound a few choices with the memory of each group, simulate what is left."""
         while waiting and not self.late:
-            least, _, shape, cut, rows, bounds = heapq.heappop(waiting)
+            least, _, shape, rows, bounds = heapq.heappop(waiting)
             if least >= self.limit:
                 return
             few = rows[:_CHUNK][bounds[:_CHUNK] < self.limit]
             if len(rows) > _CHUNK and bounds[_CHUNK] < self.limit:
-                rest = (float(bounds[_CHUNK]), self._next(), shape, cut, rows[_CHUNK:], bounds[_CHUNK:])
-                heapq.heappush(waiting, rest)
-            table = known.take(few)
-            exact = least_seconds(self.setting, shape, cut, table, self.limit)
-            near = np.flatnonzero(exact < self.limit)
-            if len(near):
-                self.settled += 1
-                found = best_of(self.setting, shape, cut, table.take(near), self.modes, self.limit)
-                if found:
-                    self.best.insert(0, found)
+                heapq.heappush(waiting, (float(bounds[_CHUNK]), self._next(), shape, rows[_CHUNK:], bounds[_CHUNK:]))
+            table, cuts = known.take(few), self.cuts(shape.stages)
+            exact = least_seconds(self.setting, shape, cuts, table, self.limit)
+            for q in np.argsort(exact.min(axis=1), kind="stable"):
+                near = np.flatnonzero(exact[q] < self.limit)
+                if len(near):
+                    self.settled += 1
+                    found = best_of(self.setting, shape, cuts[q], table.take(near), self.modes, self.limit)
+                    if found:
+                        self.best.insert(0, found)
 
     def _with_experts(self, part: Choices) -> Choices:
         """Every grid with every folding of the experts over it."""

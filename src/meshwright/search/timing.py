@@ -73,6 +73,14 @@ def warm_up(schedule: Schedule, groups: int, micro_batches: int) -> tuple[Array,
     return first, counts
 
 
+def alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
+    """(stage,): micro-batches that its group holds of it at one moment, when it holds many; the most where that is known."""
+    if schedule.name == "zero-bubble" and schedule.virtual == 1:
+        return np.full(groups, float(min(micro_batches, groups)))
+    _, counts = warm_up(schedule, groups, micro_batches)
+    return counts.sum(axis=1)
+
+
 def quick_ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
     """As `least_ends`, in less time and a little lower: what comes before a group's work, and what follows it."""
     seconds, delay = durations(times)
