@@ -25,6 +25,10 @@ VERBS = {
     "models": "meshwright.cli.models",
     "clusters": "meshwright.cli.clusters",
     "cluster": "meshwright.cli.cluster",
+    "plan": "meshwright.cli.plan",
+    "explain": "meshwright.cli.explain",
+    "compare": "meshwright.cli.compare",
+    "sweep": "meshwright.cli.sweep",
     "check": "meshwright.cli.check",
     "show": "meshwright.cli.show",
     "estimate": "meshwright.cli.estimate",
@@ -60,6 +64,12 @@ EPILOG = """
 Start here:
   meshwright models llama3-70b          what a model is made of
   meshwright clusters 8x8xh100          what a cluster is made of
+  meshwright plan llama3-70b 8x8xh100 --batch 128 --seq 8192 -o plan.json
+                                        the best way to train it, proven
+  meshwright explain plan.json          what limits a plan, and what would help
+  meshwright compare plan.json tp=8,pp=4   two plans side by side
+  meshwright sweep llama3-70b 8x8xh100 --batch 128,256 --seq 4096,8192
+                                        which batch, sequence, and number of nodes?
   meshwright show plan.json             a plan as a picture
   meshwright check plan.json            is it valid, and does it fit?
   meshwright estimate plan.json         how long is a step, and where does the time go?
@@ -108,7 +118,8 @@ def main() -> None:
 
 def _fail(error: MeshwrightError) -> None:
     facts: dict[str, object] = error.as_json() if isinstance(error, InputError | DoesNotFit) else {"error": str(error)}
-    _say(facts, str(error))
+    enough = getattr(error, "suggestion", "")  # where nothing fits, the search says what would
+    _say(facts, f"{error}; {enough}" if enough else str(error))
     sys.exit(error.exit_code)
 
 

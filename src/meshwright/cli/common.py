@@ -32,6 +32,12 @@ runtime_option = click.option(
     help="The framework that runs it (default meshwright).",
 )
 
+own_runtime_option = click.option(
+    "--runtime",
+    type=click.Choice(list(RUNTIMES), case_sensitive=False),
+    help="The framework that runs it (default: the plan's or the target's own, else meshwright).",
+)
+
 
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
@@ -90,6 +96,30 @@ def load_plan(what: str, options: dict[str, Any]) -> tuple[Plan, Job]:
         first = next(iter(given))
         raise InputError("the plan has a job of its own, which no option changes", file=file, field=f"--{first}")
     return read_plan(table, _job(given) if given else None, file)
+
+
+def load_plans(every: tuple[str, ...], options: dict[str, Any]) -> list[tuple[Plan, Job]]:
+    """Several plans; one that names no job takes the job of the options, or else of the first plan that has one."""
+    given = {name: value for name, value in options.items() if value is not None}
+    tables = [_plan_table(what) for what in every]
+    whole = [isinstance(table, dict) and bool({"pipelines", "job", "model"} & set(table)) for table, _ in tables]
+    if given and all(whole):
+        raise InputError("every plan has a job of its own, which no option changes", field=f"--{next(iter(given))}")
+    read = {i: read_plan(table, None, file) for i, (table, file) in enumerate(tables) if whole[i]}
+    job = _job(given) if given else next((job for _, job in read.values()), None)
+    return [read[i] if i in read else read_plan(table, job, file) for i, (table, file) in enumerate(tables)]
+
+
+def job_of(model: str, cluster: str, options: dict[str, Any]) -> Job:
+    """The job of a verb that takes MODEL and CLUSTER as arguments."""
+    if options.get("batch") is None:
+        raise InputError("is needed beside MODEL and CLUSTER", field="--batch", valid="samples per step")
+    try:
+        return _job({"model": model, "cluster": cluster} | {n: v for n, v in options.items() if v is not None})
+    except InputError as error:
+        if error.field in {"--model", "--cluster"}:
+            error.field = error.field.removeprefix("--").upper()
+        raise
 
 
 def notes_on(plan: Plan, job: Job) -> list[str]:

@@ -54,6 +54,8 @@ def sort_of(layer: Layer) -> tuple[object, ...]:
 def span_name(model: Model, layers: range) -> str:
     """The shortest notation of a range of layers: whole blocks by the block's name."""
     first, last = model.layers[layers[0]], model.layers[layers[-1]]
+    if len(layers) == 1:
+        return first.name
     before = model.layers[layers[0] - 1].block if layers[0] else ""
     after = model.layers[layers[-1] + 1].block if layers[-1] + 1 < len(model.layers) else ""
     start = first.block if first.block and first.block != before else first.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from meshwright.model import Model
+from meshwright.model.layer import RecomputeLevel
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.schedule import group_of_stage
 from meshwright.plan.spans import device_text, span_name
@@ -36,9 +37,17 @@ def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int
     for start, end, mode in ((low, middle, modes[first]), (middle, high, modes[second])):
         if end > start:
             span = found.table.choices.span(found.row, span_name(model, range(start, end)))
-            recompute = mode.recompute if isinstance(mode.recompute, str) else tuple(mode.recompute)
+            recompute = _repeated(model, range(start, end), mode)
             away = replace(span.offload, activations=mode.offload)
             spans.append(replace(span, recompute=recompute, offload=away))
     if len(spans) == 2 and replace(spans[0], layers="") == replace(spans[1], layers=""):
         return (replace(spans[0], layers=span_name(model, range(low, high))),)
     return tuple(spans)
+
+
+def _repeated(model: Model, layers: range, mode: Mode) -> RecomputeLevel | tuple[str, ...]:
+    """The operators of a mode that these layers have."""
+    if isinstance(mode.recompute, str):
+        return mode.recompute  # type: ignore[return-value]
+    have = frozenset().union(*(model.layers[i].op_names for i in layers))
+    return tuple(sorted(have.intersection(mode.recompute))) or "none"

@@ -86,4 +86,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
         yield f"{group.nodes * factor} nodes instead of {group.nodes} are enough", replace(job, cluster=more)
     for factor in (2, 4, 8):
         if not job.model.tokens and job.seq_len // factor >= 1:
-            yield f"a sequence of {job.seq_len // factor} tokens is short enough", replace(job, seq_len=job.seq_len // factor)
+            yield (
+                f"a sequence of {job.seq_len // factor} tokens is short enough",
+                replace(job, seq_len=job.seq_len // factor),
+            )

@@ -1,12 +1,14 @@
 """Where a chain of layers may be cut into stages.
 
-Cuts are balanced by time on one device, with several ways to round to whole layers or whole blocks; 1F1B and GPipe
-may then move every cut (`boundaries.py`).
+Every way to cut it where there are few. Else cuts are balanced by time on one device, with several ways to round to
+whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import combinations
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from meshwright.model import Model
 from meshwright.search.limits import Limits
 
 Array = Any
+_FEW = 36  # ways to cut a chain that are all looked at
 
 
 def places(model: Model, limits: Limits) -> Array:
@@ -32,6 +35,8 @@ def balanced(weights: Array, stages: int, where: Array, model: Model) -> list[tu
         return [(0, count)]
     if len(where) < stages - 1:
         return []
+    if comb(len(where), stages - 1) <= _FEW:
+        return [(0, *some, count) for some in combinations(where.tolist(), stages - 1)]
     blocks = _between_blocks(model)
     found: dict[tuple[int, ...], None] = {}
     for allowed in (where, np.intersect1d(where, blocks)):

@@ -174,7 +174,6 @@ def _aligned(extent: int, tiers: tuple[int, ...]) -> bool:
 def _permuted(degrees: tuple[int, ...], tiers: tuple[int, ...]) -> tuple[int, ...]:
     """Orders of the axes that meet different links, the default one first."""
     active = [axis for axis, degree in zip(AXES, degrees, strict=True) if degree > 1]
-    idle = [axis for axis in AXES if axis not in active]
     size = dict(zip(AXES, degrees, strict=True))
     seen, found = set(), []
     for order in permutations(active):
@@ -188,8 +187,14 @@ def _permuted(degrees: tuple[int, ...], tiers: tuple[int, ...]) -> tuple[int, ..
             signature = tuple(inside[axis] for axis in active)
             if signature not in seen:
                 seen.add(signature)
-                found.append(ORDERS.index((*order, *idle)))
+                found.append(_written(order))
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _written(active: tuple[Axis, ...]) -> int:
+    """The order of all axes that has these in this order: the default one where it does."""
+    return next(i for i, order in enumerate(ORDERS) if tuple(axis for axis in order if axis in active) == active)
 
 
 def _orders(degrees: tuple[int, ...], tiers: tuple[int, ...], limits: Limits) -> tuple[int, ...]:

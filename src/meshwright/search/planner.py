@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime
+from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
 from meshwright.search.limits import Limits
+from meshwright.search.polish import polish
 from meshwright.search.shapes import Found
 from meshwright.search.solve import Search
 
@@ -61,10 +63,13 @@ def plan(
     search = Search(job, framework, Limits.of(fix, forbid), constants, deadline, progress)
     try:
         search.run()
+        polish(search)
     except KeyboardInterrupt:
         if not search.best:
             raise
     if not search.best:
+        if search.late:
+            raise InputError(f"no plan was found in {time_limit} s", field="time_limit", valid="more seconds")
         raise closest(search)
     return _answer(search, time.monotonic() - started)
 

@@ -6,7 +6,7 @@ few columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,14 +30,15 @@ Array = Any
 
 @dataclass(frozen=True)
 class Chain:
-    """The model as a chain of sorts: which sort each layer is, and which sort of block it stands in."""
+    """The model as a chain of sorts: which sort each layer is, and which pieces of blocks it is made of."""
 
     model: Model
     sorts: tuple[Layer, ...]
     sort: Array  # of each layer
-    blocks: tuple[tuple[Layer, ...], ...]  # sorts of blocks; layers outside blocks stand alone
-    block: Array  # of each layer: the sort of block it belongs to
-    tied: Array  # of each layer: whether its weights live in another layer
+    pieces: tuple[tuple[Layer, ...], ...]  # sorts of blocks, and of their parts; layers outside blocks stand alone
+    _block: Array  # of each layer: the number of its block
+    _kinds: dict[tuple[object, ...], int]  # sorts of layers in a row -> the piece
+    _found: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @staticmethod
     def of(model: Model) -> Chain:
@@ -47,32 +48,37 @@ class Chain:
         for layer in model.layers:
             members.setdefault(layer.block or layer.name, []).append(layer)
         kinds: dict[tuple[object, ...], int] = {}
-        found: list[tuple[Layer, ...]] = []
-        home: dict[str, int] = {}
-        for name, layers in members.items():
-            key = tuple(map(sort_of, layers))
-            if key not in kinds:
-                kinds[key] = len(found)
-                found.append(tuple(layers))
-            home[name] = kinds[key]
+        pieces: list[tuple[Layer, ...]] = []
+        for layers in members.values():
+            for low in range(len(layers)):
+                for high in range(low + 1, len(layers) + 1):
+                    key = tuple(map(sort_of, layers[low:high]))
+                    if key not in kinds:
+                        kinds[key] = len(pieces)
+                        pieces.append(tuple(layers[low:high]))
+        number = {name: i for i, name in enumerate(members)}
         return Chain(
-            model, tuple(sorts), np.array([index[sort_of(layer)] for layer in model.layers]), tuple(found),
-            np.array([home[layer.block or layer.name] for layer in model.layers]),
-            np.array([bool(layer.tied_to) for layer in model.layers]),
+            model, tuple(sorts), np.array([index[sort_of(layer)] for layer in model.layers]), tuple(pieces),
+            np.array([number[layer.block or layer.name] for layer in model.layers]), kinds,
         )  # fmt: skip
+
+    def pieces_in(self, first: int, last: int) -> Array:
+        """Blocks and parts of blocks that some consecutive layers are made of."""
+        if (first, last) not in self._found:
+            found = set()
+            start = first
+            for i in range(first + 1, last + 1):
+                if i == last or self._block[i] != self._block[start]:
+                    found.add(self._kinds[tuple(map(sort_of, self.model.layers[start:i]))])
+                    start = i
+            self._found[first, last] = np.array(sorted(found), dtype=np.int64)
+        return self._found[first, last]
 
     @cached_property
     def counts(self) -> Array:
         """(layers + 1, sorts): how many layers of each sort stand before each place."""
         one = np.zeros((len(self.sort) + 1, len(self.sorts)))
         one[np.arange(1, len(self.sort) + 1), self.sort] = 1
-        return np.cumsum(one, axis=0)
-
-    @cached_property
-    def blocks_before(self) -> Array:
-        """(layers + 1, sorts of blocks): how many layers of each sort of block stand before each place."""
-        one = np.zeros((len(self.block) + 1, len(self.blocks)))
-        one[np.arange(1, len(self.block) + 1), self.block] = 1
         return np.cumsum(one, axis=0)
 
     @cached_property
@@ -96,7 +102,7 @@ class Prices:
     weight: Array  # (sort, choice): of the backward pass, what may wait
     kept: Array  # bytes of one micro-batch that stay on the device
     parked: Array  # bytes of one micro-batch on the host
-    moment: Array  # (mode, sort of block, choice): bytes of the fullest moment
+    moment: Array  # (mode, piece, choice): bytes of the fullest moment of a block or a part of one
     states: Array  # (sort, choice)
     host: Array
     reduce: Array
@@ -194,10 +200,10 @@ def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site
 
 
 def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site) -> Array:
-    """The fullest moment of each sort of block under each mode."""
+    """The fullest moment of each piece under each mode."""
     index = {sort_of(layer): i for i, layer in enumerate(chain.sorts)}
     found = []
-    for block in chain.blocks:
+    for block in chain.pieces:
         rows = [index[sort_of(layer)] for layer in block]
         again = sum(whole[i] - out["kept"][:, i] for i in rows)
         base = gradient_bytes(list(block), ways.cut, site.runtime) + gathered_bytes(list(block), ways)

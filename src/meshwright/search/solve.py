@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +23,15 @@ from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule
+from meshwright.search.bounds import least_seconds, pooled_seconds, quick_seconds
 from meshwright.search.cuts import balanced, lead, places
 from meshwright.search.grids import Grids, fold, foldings
 from meshwright.search.limits import Limits
-from meshwright.search.modes import Mode, modes
+from meshwright.search.modes import modes
 from meshwright.search.prices import Chain, Prices, prices, undominated
-from meshwright.search.shapes import (
-    Cuts, Found, Room, Setting, Shape, best_of, least_seconds, pooled_seconds, quick_seconds,
-)  # fmt: skip
+from meshwright.search.shapes import Cuts, Found, Setting, Shape
+from meshwright.search.simulated import best_of
+from meshwright.search.stages import Room
 from meshwright.search.tables import Table, passes_of, tables
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
@@ -68,6 +69,7 @@ class Search:
             job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
             self.limits.allows("mixed"),
         )  # fmt: skip
+        self._names = self.limits.schedules()
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
         self._cuts: dict[int, list[Cuts]] = {}
@@ -80,27 +82,60 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return time.monotonic() > self.deadline or (self.first_only and bool(self.best))
+        if self.first_only and self.best:
+            return True
+        return time.monotonic() > self.deadline and not self._probing
 
     def run(self) -> None:
+        """Search the whole space; a schedule that changes what layers cost is searched on its own."""
+        apart = self._apart()
+        self._search()
+        if apart:
+            apart.best = self.best
+            apart.run()
+            # Either search proves its part of the space.
+            self.best, self.bound = apart.best, min(self.bound, apart.bound, apart.limit)
+            self.explored += apart.explored
+            self.settled += apart.settled
+
+    def _apart(self) -> Search | None:
+        """DualPipeV hides the experts' all-to-alls under the other direction's computation: all prices differ."""
+        hides = max(self.runtime.overlap_experts, self.constants.dual_pipe)
+        mixture = any(layer.experts for layer in self.chain.sorts)
+        if not mixture or hides == self.runtime.overlap_experts or "dualpipev" not in self._names:
+            return None
+        self._names = [name for name in self._names if name != "dualpipev"]
+        other = replace(self, runtime=replace(self.runtime, overlap_experts=hides), explored=0, settled=0)
+        other._names = ["dualpipev"]
+        return other
+
+    def _search(self) -> None:
         """Open tables until none can hold a better plan; those that look best, bubble included, come first."""
         waiting = tables(self.job, self.chain, self.site, self.limits, self._most_groups())
         self._told(waiting)
-        # A good plan rules most of the rest out before it is priced: the best choices of some tables come first.
+        # A good plan rules most of the rest out before it is priced: the best choices of some tables come first. This
+        # takes a fraction of a second, so that it is done whatever the time limit.
         self._probing = True
         for start in range(0, len(waiting), _PROBED):
             self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
-            if self.best or self.late:
+            if self.best or (start and self.late):
                 break
         self._probing = False
         while waiting:
             self._told(waiting)
-            if self.late:
-                return
             some = _PROBED if not self.best else len(waiting)
             self._open([table for table in waiting[:some] if table.bound < self.limit])
+            if self.late:
+                return  # the bound stays that of the tables that were open
             waiting = waiting[some:]
         self.bound = self.limit
+
+    def setting_of(self, shape: Shape) -> Setting:
+        """What a pipeline of this shape is priced with."""
+        if shape.schedule.name == "dualpipev" and any(layer.experts for layer in self.chain.sorts):
+            hides = max(self.runtime.overlap_experts, self.constants.dual_pipe)
+            return replace(self.setting, runtime=replace(self.runtime, overlap_experts=hides))
+        return self.setting
 
     def _told(self, waiting: list[Table]) -> None:
         self.bound = min([table.bound for table in waiting] + [self.limit])
@@ -109,12 +144,12 @@ class Search:
 
     def _most_groups(self) -> int:
         most = len(self.places) + 1 if self.limits.allows("pp") else 1
-        return min(most, self.limits.fixed.get("pp", most))
+        return min(most, int(self.limits.fixed.get("pp", most)))
 
     def _open(self, some: list[Table]) -> None:
         """Look at all pipelines of some tables, in the order of their bounds."""
-        shapes = {(t.size, t.micro_batches): list(self._shapes(t)) for t in some}
-        some = [t for t in some if shapes[t.size, t.micro_batches]]
+        shapes = {(t.size, t.micro_batches): list(self._shapes(t)) for t in some if not self.late}
+        some = [t for t in some if shapes.get((t.size, t.micro_batches))]
         if not some:
             return
         full = self._with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
@@ -135,7 +170,7 @@ class Search:
         rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
         known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
         items = []
-        for shape, rows in wanted:
+        for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
             mask[rows] = True
             mine = np.flatnonzero(mask[parents])
@@ -155,7 +190,7 @@ class Search:
             table = bare_.take(mine)
             both = table.forward[0] + table.backward[0]
             work = count * self.chain.counts[-1] @ both
-            for shape in some:
+            for shape in some if not self.late else []:
                 part = self._averaged(shape, work, table.forward[0] if shape.schedule.name in SPLIT else both)
                 if len(part):
                     bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), table.take(part))
@@ -208,7 +243,7 @@ class Search:
             return waiting
         known.take(np.unique(np.concatenate([rows[some] for (_, rows, _), some in zip(items, near, strict=True)])))
         for (shape, rows, bound), some in zip(items, near, strict=True):
-            if not len(some):
+            if not len(some) or self.late:
                 continue
             cuts = self.cuts(shape.stages)
             least = pooled_seconds(self.setting, shape, cuts, known.take(rows[some]))
@@ -235,6 +270,8 @@ class Search:
             table, cuts = known.take(few), self.cuts(shape.stages)
             exact = least_seconds(self.setting, shape, cuts, table, self.limit)
             for q in np.argsort(exact.min(axis=1), kind="stable"):
+                if self.late:
+                    return
                 near = np.flatnonzero(exact[q] < self.limit)
                 if len(near):
                     self.settled += 1
@@ -275,11 +312,11 @@ class Search:
         return np.flatnonzero(fits & (self.setting.total(shape, work / shape.groups) < self.limit))
 
     def _schedules(self, groups: int, count: int) -> Iterator[Schedule]:
-        names = self.limits.schedules()
+        names = self._names
         virtual = self.limits.fixed.get("virtual")
         if groups == 1:
-            if virtual in (None, 1):
-                yield Schedule(name="1f1b" if "1f1b" in names or not names else "gpipe")
+            if virtual in (None, 1) and names != ["dualpipev"]:
+                yield Schedule(name="1f1b" if "1f1b" in names or "gpipe" not in names else "gpipe")
             return
         for name in ("zbv", "dualpipev"):
             if name in names and virtual in (None, 2) and (name == "zbv" or count >= 2 * groups):
@@ -288,7 +325,7 @@ class Search:
                 return
         for name in ("zero-bubble", "1f1b", "gpipe"):
             if name in names and virtual in (None, 1):
-                yield Schedule(name=name)  # type: ignore[arg-type]
+                yield Schedule(name=name)
         if "interleaved" in names and count % max(1, count // groups) == 0:
             for v in range(2, _MOST_VIRTUAL + 1):
                 if virtual in (None, v) and v * groups <= len(self.places) + 1:
@@ -304,7 +341,7 @@ class Search:
     def _weights(self) -> Array:
         """Seconds of every layer on one device, one sample."""
         ones = np.ones(1, dtype=np.int64)
-        alone = bare(Grids(*(ones for _ in range(7)), 0 * ones), ones)
+        alone = bare(Grids(ones, ones, ones, ones, ones, ones, ones, 0 * ones), ones)
         forward, backward, _ = passes_of(self.job, self.chain, alone, self.site, range(len(self.chain.sorts)))
         found: Array = (forward + backward)[self.chain.sort, 0]
         return found

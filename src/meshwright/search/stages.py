@@ -37,7 +37,8 @@ class Room:
         group = job.cluster.groups[0]
         context = 0.0 if group.device.architecture == "cpu" else runtime.context
         host = group.host_memory // group.devices_per_node
-        return Room(float(group.device.memory), float(host), context, 1 + runtime.fragmentation)
+        # An estimate rounds every part to whole bytes: leave room for that.
+        return Room(float(group.device.memory) - 5, float(host) - 2, context, 1 + runtime.fragmentation)
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ class _Parts:
             kept = kept + full[:, None] * table.received[chain.sort[where[0]]]
         if read is not None:
             kept = kept + read
-        blocks = np.unique(chain.block[where[0] : where[1]])
+        pieces = chain.pieces_in(*where)
         return _Parts(
             sums(chain, where, table.forward) + sums(chain, where, table.backward), kept,
-            sums(chain, where, table.parked), table.moment[:, blocks].max(axis=1),
+            sums(chain, where, table.parked), table.moment[:, pieces].max(axis=1),
         )  # fmt: skip
 
 

@@ -196,3 +196,8 @@ def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes)
                 now = np.maximum(now, backwards[stage + 1][m] + hop[stage])
             backwards[stage][m] = clock[g] = now + columns[kind][stage]
     return np.stack(clock, axis=1)
+
+
+def pick(times: StageTimes, rows: Array) -> StageTimes:
+    """Of some of the candidates."""
+    return StageTimes(*(getattr(times, name)[rows] for name in times.__dataclass_fields__))

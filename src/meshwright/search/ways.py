@@ -76,7 +76,7 @@ def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Arra
             continue
         for hybrid in (False, True) if level in {1, 3} and limits.allows("hybrid") else (False,):
             rows = np.ones(len(grids), dtype=bool)
-            if level:
+            if level and "zero" not in limits.fixed:  # shards of one are whole
                 rows &= (grids.replicas > 1) | (grids.expert_replicas > 1)
             if hybrid:
                 rows &= (near > 1) & (near < grids.replicas) & (grids.replicas % near == 0)

@@ -1,0 +1,187 @@
+"""Seconds below which no plan of a shape can be, for many choices and several cuts at once.
+
+Three bounds, each higher and dearer than the one before: with the bubble of the schedule; with the memory of all
+devices in one pool; with the memory of each group of devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.search.prices import Prices
+from meshwright.search.shapes import Cuts, Setting, Shape, received, sends, stages_of
+from meshwright.search.tables import Table
+from meshwright.search.timing import StageTimes, alive, least_ends, membership, pick, quick_ends
+
+Array = Any
+
+
+def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices | Table) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated; of a table, its one ideal choice."""
+    if isinstance(table, Prices):
+        free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
+    else:
+        ideal = (table.forward, table.backward, 0 * table.backward, table.passed_on)
+        free = _free_times(setting, shape, cuts, *(column[:, None] for column in ideal))
+    done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
+    return setting.total(shape, done).reshape(len(cuts), -1)
+
+
+def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(choice,): no plan with any of the cuts is faster, if all devices could share their memory and their work.
+
+    The least time of all layers, mixed in any proportion of modes, whose bytes fit into the memory of all devices.
+    """
+    room, every = setting.room, setting.chain.counts[-1]
+    where = np.array(cuts)
+    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]  # (cuts, stage, sort)
+    flying = np.einsum("k,qks->qs", alive(shape.schedule, shape.groups, shape.micro_batches), held).min(axis=0)
+    seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
+    need = room.loose * np.einsum("s,rsc->rc", flying, table.kept)
+    moment = table.moment.min(axis=(0, 1))
+    budget = shape.groups * (room.memory - room.overhead - room.loose * moment)
+    budget = budget - np.einsum("s,sc->c", every, table.states)
+    budget = budget - room.loose * received(setting, shape, cuts, table).sum(axis=1).min(axis=0)
+    best = np.where(need <= budget, seconds, np.inf).min(axis=0)
+    for i in range(len(seconds)):
+        over = need[i] - budget
+        if not (over > 0).any():
+            continue
+        for j in range(len(seconds)):
+            spare = budget - need[j]
+            usable = (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
+            if usable.any():
+                mixed = seconds[i] + (seconds[j] - seconds[i]) * over / np.maximum(over + spare, 1.0)
+                best = np.where(usable, np.minimum(best, mixed), best)
+    ends_ = np.einsum("s,sc->c", every, table.reduce + table.gather) * setting.constants.contention
+    work = shape.micro_batches * best + ends_ + np.einsum("s,sc->c", every, table.update)
+    return setting.total(shape, work / shape.groups)
+
+
+def least_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, limit: float) -> Array:
+    """(cuts, choice): no plan is faster; infinite where nothing fits.
+
+    First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
+    could be mixed in any proportion (the lower hull of seconds over bytes).
+    """
+    size = (len(cuts), len(table.choices))
+    free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
+    late = _ending(setting, shape, cuts, table, free)
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
+    bound = setting.total(shape, _joined(done, *late)).reshape(size)
+    near = np.flatnonzero((bound < limit).any(axis=0))
+    if not len(near) or len(table.kept) == 1:
+        return bound
+    extra = _memory_asks(setting, shape, cuts, table.take(near))
+    wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), extra)
+    exact = setting.total(shape, _joined(done, late[0][wide], late[1][wide]))
+    bound[:, near] = exact.reshape(len(cuts), len(near))
+    return bound
+
+
+def _joined(done: Array, late: Array, update: Array) -> Array:
+    return (done + late).max(axis=1) + update.max(axis=1)
+
+
+def _free_times(
+    setting: Setting, shape: Shape, cuts: list[Cuts], forward: Array, backward: Array, weight: Array, passed_on: Array
+) -> StageTimes:
+    """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
+    chain, count = setting.chain, forward.shape[1]
+    where = np.array(cuts)
+    held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
+
+    def total(per_sort: Array) -> Array:
+        return np.einsum("qks,sc->qck", held, per_sort).reshape(len(cuts) * count, shape.stages)
+
+    moved = np.moveaxis(passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
+    send = sends(setting, shape, moved.reshape(len(cuts) * count, shape.stages - 1))
+    return StageTimes(total(forward), total(backward), total(weight), send, send * setting.blocking)
+
+
+def _group_counts(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    """(cuts, group, stage of the group, sort): layers of each sort."""
+    where = np.array(cuts)
+    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]
+    return held[:, stages_of(shape)]
+
+
+def _ending(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes) -> tuple[Array, Array]:
+    """(candidate, group): what gradients and parameters delay each group, and its update. Tied weights apart."""
+    held = _group_counts(setting, shape, cuts).sum(axis=2)
+    present = held > 0
+
+    def total(per_sort: Array) -> Array:
+        return np.einsum("qgs,sc->qcg", held, per_sort).reshape(-1, shape.groups)
+
+    def once(per_sort: Array) -> Array:
+        return (present[:, None] * per_sort.T[None, :, None]).max(axis=3).reshape(-1, shape.groups)
+
+    member = membership(shape.schedule, shape.stages)
+    windows = [times.backward @ member, times.forward @ member]
+    late = np.zeros_like(windows[0])
+    for moved, window, hides in (
+        (total(table.reduce) + once(table.once[0]), windows[0], setting.runtime.overlap_gradients),
+        (total(table.gather) + once(table.once[1]), windows[1], setting.runtime.overlap_parameters),
+    ):
+        under = np.minimum(moved, window) if hides else 0.0
+        late += moved - under + setting.constants.contention * under
+    return late, total(table.update)
+
+
+def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(candidate, group): seconds per micro-batch that memory costs at least; infinite where nothing fits."""
+    room = setting.room
+    held = _group_counts(setting, shape, cuts)
+    every = held.sum(axis=2)
+    seconds = np.einsum("qgs,rsc->rqgc", every, table.forward + table.backward)
+    per_group = alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]  # (group, its stage)
+    flying = np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.kept)
+    pieces = _present_pieces(setting, shape, cuts)
+    moment = (table.moment[:, None, None] * pieces[None, ..., None]).max(axis=3)
+    states = np.einsum("qgs,sc->qgc", every, table.states)
+    base = states + room.overhead + room.loose * received(setting, shape, cuts, table)
+    need = base + room.loose * (flying + moment.min(axis=0))
+    single = base + room.loose * (flying + moment)
+    host = np.einsum("qgs,sc->qgc", every, table.host)
+    parked = host + np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.parked)
+    fits = (single <= room.memory) & ((parked <= room.host) | (parked <= 0))
+    best = np.where(fits, seconds, np.inf).min(axis=0)
+    # Mixed in any proportion: a mode that does not fit beside one that does. One block cannot be mixed.
+    several = (_runs(setting, shape, cuts) > 1)[..., None]
+    for i in range(len(seconds)):
+        over = need[i] - room.memory
+        if not (over > 0).any():
+            continue
+        for j in range(len(seconds)):
+            spare = room.memory - need[j]
+            usable = several & (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
+            if usable.any():
+                part = np.where(usable, over / np.maximum(over + spare, 1.0), 1.0)
+                mixed = seconds[i] + (seconds[j] - seconds[i]) * part
+                best = np.where(usable, np.minimum(best, mixed), best)
+    asked = np.maximum(best - seconds[0], 0.0)
+    return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
+
+
+def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    """(cuts, group): how many runs of different modes the layers of a group may form, at most."""
+    if not setting.mixed:
+        return np.ones((len(cuts), shape.groups))
+    if shape.schedule.virtual > 1:
+        return np.full((len(cuts), shape.groups), 2)
+    where = np.array(cuts)
+    opened = setting.chain.opened_before
+    return 1 + opened[where[:, 1:]] - opened[where[:, :-1] + 1]
+
+
+def _present_pieces(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+    """(cuts, group, piece): 1 where a group runs one."""
+    found = np.zeros((len(cuts), shape.stages, len(setting.chain.pieces)))
+    for q, cut in enumerate(cuts):
+        for s in range(shape.stages):
+            found[q, s, setting.chain.pieces_in(cut[s], cut[s + 1])] = 1
+    return found[:, stages_of(shape)].max(axis=2)

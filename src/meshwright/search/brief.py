@@ -1,0 +1,76 @@
+"""A search on the side: the best plan within a short time, or none; it never asks what would fit instead."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from meshwright.cost.constants import DEFAULT
+from meshwright.cost.estimate import Estimate, estimate
+from meshwright.cost.runtime import RUNTIMES, Runtime
+from meshwright.errors import InputError
+from meshwright.plan import Job, Plan
+from meshwright.search.build import plan_of
+from meshwright.search.limits import Limits
+from meshwright.search.polish import polish
+from meshwright.search.solve import Search
+
+
+@dataclass(frozen=True)
+class Quick:
+    """What a short search found."""
+
+    plan: Plan
+    estimate: Estimate
+    proven: bool  # nothing under its limits is faster
+
+
+def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick | None:
+    """The best plan found in so many seconds under some limits; nothing if none was found."""
+    deadline = time.monotonic() + seconds
+    search = Search(job, runtime, limits, DEFAULT, deadline)
+    search.run()
+    polish(search)
+    proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
+    if not search.best:
+        return None
+    document = plan_of(job, search.best[0], search.modes)
+    found = estimate(job, document, runtime)
+    if not found.fits:  # groups of smaller devices, whose memory the search does not look at yet
+        return None
+    return Quick(document, found, proven)
+
+
+def limits_of(plan: Plan) -> Limits:
+    """The limits that a plan was searched under, as its document says; none for a plan written by hand."""
+    facts = plan.search or {}
+    fixed, forbidden = facts.get("fixed", {}), facts.get("forbidden", [])
+    names = forbidden if isinstance(forbidden, list) else [forbidden]
+    if not isinstance(fixed, dict) or not all(isinstance(name, str) for name in names):
+        raise InputError("holds no limits of a search", field="search", valid='"fixed": {}, "forbidden": []')
+    try:
+        return Limits.of(fixed, names)
+    except InputError as error:
+        raise error.at(field="search") from None
+
+
+def runtime_of(plan: Plan) -> str:
+    """The framework that a plan was searched for; ours for a plan written by hand."""
+    name = (plan.search or {}).get("runtime", "meshwright")
+    if not isinstance(name, str):
+        raise InputError(f"is {name!r}", field="search.runtime", valid=", ".join(RUNTIMES))
+    return name
+
+
+class Clock:
+    """A budget of seconds, shared by questions that are asked one after the other."""
+
+    def __init__(self, seconds: float, questions: int) -> None:
+        self.end = time.monotonic() + seconds
+        self.questions = questions
+
+    def share(self) -> float:
+        """Seconds for the next question: what is left, divided by those still to come."""
+        left = max(self.end - time.monotonic(), 0.0) / max(self.questions, 1)
+        self.questions -= 1
+        return left
