@@ -13,13 +13,13 @@ from meshwright.search.modes import Mode
 from meshwright.search.shapes import Found
 
 
-def plan_of(job: Job, found: Found, modes: list[Mode]) -> Plan:
-    """The document of a candidate."""
+def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
+    """The document of a candidate whose first device has the number `start`."""
     shape = found.shape
     stages = []
     for s in range(shape.stages):
         group = group_of_stage(shape.schedule, shape.stages, s)
-        first = group * shape.devices
+        first = start + group * shape.devices
         spans = _spans(job.model, found, modes, s, group)
         devices = device_text(list(range(first, first + shape.devices)))
         stages.append(Stage(devices=devices, spans=spans))

@@ -289,7 +289,7 @@ class _Paths:
         labels = _Labels(rooms, none, none + parts.groups, nothing, nothing, nothing, none, none)
         for level, reach in zip(parts.levels, self._reach(limit), strict=False):
             first = np.searchsorted(level.parent, labels.node)
-            count = np.searchsorted(level.parent, labels.node, side="right") - first
+            count: Array = np.searchsorted(level.parent, labels.node, side="right") - first
             came = np.repeat(np.arange(len(count)), count)
             node = np.arange(len(came)) + (first - np.cumsum(count) + count)[came]
             kept = (reach[0] > -np.inf).any(axis=0)[labels.room[came], node]
@@ -299,8 +299,10 @@ class _Paths:
             size = labels.size[came, None] + parts.bytes[room, sort]
             moment = np.maximum(labels.moment[came, None], parts.moment[room, sort])
             row, pick = self._useful(reach, time, size + moment - parts.floor[room, None], room, node)
-            ends, sums = (room[row], node[row], parts.group[pick]), (array[row, pick] for array in (time, size, moment))
-            labels = _Labels(*ends, *sums, came[row], pick).unbeaten(parts)
+            time, size, moment = (array[row, pick] for array in (time, size, moment))
+            labels = _Labels(room[row], node[row], parts.group[pick], time, size, moment, came[row], pick).unbeaten(
+                parts
+            )
             yield labels
 
     def _useful(self, reach: Array, time: Array, filled: Array, room: Array, node: Array) -> tuple[Array, Array]:
@@ -404,7 +406,7 @@ class _Cuts:
         """The least step below `best`, if intervals take so long: its value, and the interval and group per stage."""
         seconds = table[self.kind, :, self.node]
         total, height = seconds + self.link, np.maximum(seconds, self.link)
-        found, ranges = None, [(self._slowest(height), np.finfo(np.float64).max)]
+        found, ranges = None, [(self._slowest(height), float(np.finfo(np.float64).max))]
         while ranges:
             low, high = ranges.pop()
             allowed = np.where(height <= high, total, np.inf)

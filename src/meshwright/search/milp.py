@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def solve_milp(instance: Instance, time_limit: float | None = None, *, below: fl
     Constraints hold within one part in 1e9, which is more than `chain.solve` forgives.
     """
     try:
-        import highspy
+        highspy: Any = import_module("highspy")
     except ImportError as error:
         raise InputError("the MILP solver is not installed", valid="pip install 'meshwright[milp]'") from error
     model = _Model(instance, below)

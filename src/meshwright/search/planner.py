@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,18 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from meshwright.cluster import Cluster
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError
-from meshwright.plan import Job, Plan
+from meshwright.plan import Job, Pipeline, Plan, Span, Stage
+from meshwright.plan.rules.case import Case
+from meshwright.plan.rules.choices import precision_supported
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
 from meshwright.search.limits import Limits
+from meshwright.search.mixed import MixedSearch
 from meshwright.search.polish import polish
 from meshwright.search.shapes import Found
 from meshwright.search.solve import Search
@@ -60,7 +65,11 @@ def plan(
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     started = time.monotonic()
     deadline = started + time_limit if time_limit is not None else float("inf")
-    search = Search(job, framework, Limits.of(fix, forbid), constants, deadline, progress)
+    limits = Limits.of(fix, forbid)
+    supported(job)
+    if len(job.cluster.groups) > 1:
+        return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
+    search = Search(job, framework, limits, constants, deadline, progress)
     try:
         search.run()
         polish(search)
@@ -74,9 +83,39 @@ def plan(
     return _answer(search, time.monotonic() - started)
 
 
+def supported(job: Job) -> None:
+    """Refuse a precision that a device does not have before anything is searched."""
+    one = Span(layers=f"{job.model.layers[0].name}..{job.model.layers[-1].name}")
+    starts = [job.cluster.first_rank(i) for i in range(len(job.cluster.groups))]
+    pipelines = tuple(
+        Pipeline(batch=1, micro_batches=1, stages=(Stage(devices=str(first), spans=(one,)),)) for first in starts
+    )
+    for broken in precision_supported(Case(Plan(job=job.written(), pipelines=pipelines), job)):
+        raise InputError(broken.problem, field="precision", valid=broken.valid)
+
+
+def _mixed(search: MixedSearch, started: float) -> Answer:
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if not search.best:
+            raise
+    if not search.best:
+        job = search.job
+        one = max(job.cluster.groups, key=lambda group: group.devices * group.device.memory)
+        alone = dataclasses.replace(job, cluster=Cluster(job.cluster.name, (one,)))
+        raise closest(Search(alone, search.runtime, search.limits, search.constants))
+    plans = [plan for _, plan in search.best]
+    return _answered(search, plans, time.monotonic() - started)
+
+
 def _answer(search: Search, seconds: float) -> Answer:
-    job = search.job
-    best = _document(search, search.best[0])
+    return _answered(search, [_document(search, found) for found in search.best[:6]], seconds)
+
+
+def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float) -> Answer:
+    """The first plan with its proof, the others beside it."""
+    job, best = search.job, plans[0]
     found = estimate(job, best, search.runtime, search.constants)
     bound = min(search.bound, found.step_seconds)
     gap = max(0.0, 1 - bound / found.step_seconds)
@@ -86,8 +125,7 @@ def _answer(search: Search, seconds: float) -> Answer:
         "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
     }  # fmt: skip
     document = replace(best, search=facts, estimate=summary(found))
-    others = tuple(_document(search, other) for other in search.best[1:6])
-    return Answer(document, found, others)
+    return Answer(document, found, tuple(plans[1:6]))
 
 
 def _document(search: Search, found: Found) -> Plan:

@@ -89,12 +89,17 @@ class Search:
     def run(self) -> None:
         """Search the whole space; a schedule that changes what layers cost is searched on its own."""
         apart = self._apart()
-        self._search()
+        waiting = self._tables()
+        self._probe(waiting)
         if apart:
             apart.best = self.best
-            apart.run()
-            # Either search proves its part of the space.
-            self.best, self.bound = apart.best, min(self.bound, apart.bound, apart.limit)
+            others = apart._tables()
+            apart._probe(others)
+            apart._search(others)
+            self.best = apart.best
+        self._search(waiting)
+        if apart:  # each search proves its part of the space
+            self.bound = min(self.bound, apart.bound)
             self.explored += apart.explored
             self.settled += apart.settled
 
@@ -105,22 +110,30 @@ class Search:
         if not mixture or hides == self.runtime.overlap_experts or "dualpipev" not in self._names:
             return None
         self._names = [name for name in self._names if name != "dualpipev"]
-        other = replace(self, runtime=replace(self.runtime, overlap_experts=hides), explored=0, settled=0)
+        other = replace(self, runtime=replace(self.runtime, overlap_experts=hides))
         other._names = ["dualpipev"]
         return other
 
-    def _search(self) -> None:
-        """Open tables until none can hold a better plan; those that look best, bubble included, come first."""
-        waiting = tables(self.job, self.chain, self.site, self.limits, self._most_groups())
-        self._told(waiting)
-        # A good plan rules most of the rest out before it is priced: the best choices of some tables come first. This
-        # takes a fraction of a second, so that it is done whatever the time limit.
+    def _tables(self) -> list[Table]:
+        found = tables(self.job, self.chain, self.site, self.limits, self.most_groups)
+        self._told(found)
+        return found
+
+    def _probe(self, waiting: list[Table]) -> None:
+        """Look at the best choices of the tables that look best, bubble included, until a plan is found.
+
+        A good plan rules most of the rest out before it is priced. This takes a fraction of a second, so that it is
+        done whatever the time limit.
+        """
         self._probing = True
         for start in range(0, len(waiting), _PROBED):
             self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
-            if self.best or (start and self.late):
+            if self.best or (start and time.monotonic() > self.deadline):
                 break
         self._probing = False
+
+    def _search(self, waiting: list[Table]) -> None:
+        """Open tables until none can hold a better plan."""
         while waiting:
             self._told(waiting)
             some = _PROBED if not self.best else len(waiting)
@@ -142,7 +155,9 @@ class Search:
         if self.on_step:
             self.on_step(self.limit, self.bound)
 
-    def _most_groups(self) -> int:
+    @property
+    def most_groups(self) -> int:
+        """Device groups that a pipeline may have."""
         most = len(self.places) + 1 if self.limits.allows("pp") else 1
         return min(most, int(self.limits.fixed.get("pp", most)))
 
