@@ -37,6 +37,7 @@ run: $(VENV)/.run
 dev: $(VENV)/.dev
 
 demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts that need torch
+	@$(BIN)/python examples/plan_automatically.py
 	@$(BIN)/python examples/plan_by_hand.py
 	@$(BIN)/python examples/estimate_plans.py
 	@$(MAKE) --no-print-directory run

@@ -2,13 +2,16 @@
 
 >>> import meshwright as mw
 >>> job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("8x8xh100"), global_batch=512, seq_len=8192)
->>> plan = mw.Plan.of({"tp": 4, "pp": 2, "dp": 8}, job)
->>> len(plan.pipelines[0].stages)
-2
+>>> plan = mw.plan(job)
+>>> plan.search["optimal"], mw.estimate(job, plan).fits
+(True, True)
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from meshwright import cost
@@ -36,6 +39,29 @@ def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright")
         raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
     return price(job, plan if isinstance(plan, Plan) else Plan.of(plan, job), runtime)
 
+
+class _PlanRoom(ModuleType):
+    """`meshwright.plan` is a room, and the verb that fills one of its documents."""
+
+    def __call__(
+        self,
+        job: Job,
+        runtime: str = "meshwright",
+        *,
+        fix: Mapping[str, Any] | None = None,
+        forbid: Iterable[str] = (),
+        time_limit: float | None = None,
+        solver: str = "exact",
+    ) -> Plan:
+        """The best plan for a job, with its proof in `search` and its cost in `estimate`."""
+        from meshwright.search.planner import plan  # numpy only when it is needed
+
+        if not isinstance(job, Job):
+            raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
+        return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver).plan
+
+
+sys.modules["meshwright.plan"].__class__ = _PlanRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",

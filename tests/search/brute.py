@@ -60,7 +60,9 @@ def runs(model: mw.Model, low: int, high: int) -> Iterator[int]:
             yield i
 
 
-def stage_ways(model: mw.Model, span: Span, ranges: list[tuple[int, int]], modes: list[Mode]) -> Iterator[list[tuple[Span, ...]]]:
+def stage_ways(
+    model: mw.Model, span: Span, ranges: list[tuple[int, int]], modes: list[Mode]
+) -> Iterator[list[tuple[Span, ...]]]:
     """Spans of all stages of one device group, under every mode and every pair of modes."""
 
     def spans(low: int, high: int, middle: int, first: Mode, second: Mode) -> tuple[Span, ...]:
@@ -72,14 +74,19 @@ def stage_ways(model: mw.Model, span: Span, ranges: list[tuple[int, int]], modes
                     have = frozenset().union(*(model.layers[i].op_names for i in range(start, end)))
                     repeated = tuple(sorted(have & set(repeated))) or "none"  # type: ignore[call-overload]
                 away = replace(span.offload, activations=mode.offload)
-                found.append(replace(span, layers=span_name(model, range(start, end)), recompute=repeated, offload=away))
+                found.append(
+                    replace(span, layers=span_name(model, range(start, end)), recompute=repeated, offload=away)
+                )
         return tuple(found)
 
     for mode in modes:
         yield [spans(low, high, low, mode, mode) for low, high in ranges]
     for first, second in permutations(modes, 2):
         if len(ranges) > 1:
-            yield [spans(*ranges[0], ranges[0][1], first, second), *(spans(*r, r[0], first, second) for r in ranges[1:])]
+            yield [
+                spans(*ranges[0], ranges[0][1], first, second),
+                *(spans(*r, r[0], first, second) for r in ranges[1:]),
+            ]
         else:
             for middle in runs(model, *ranges[0]):
                 if middle > ranges[0][0]:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.search.chain import Instance, Solution, solve
+from meshwright.search.chain import Solution, solve
+from meshwright.search.chain_paths import Instance
 from meshwright.search.milp import solve_milp
 
 
@@ -102,14 +103,15 @@ def test_equals_enumeration() -> None:
     assert 100 <= fitting <= 220  # of both sorts
 
 
-# HiGHS proves these to the end within seconds: stages end only between blocks, as most frameworks want it, which is
-# where it branches most; and in all but a few a change of strategy is free.
+# HiGHS proves these to the end within seconds, because stages end only between blocks of 3 or 4 layers (for 6 and 8
+# stages that leaves one way to cut) and, in all but a few, a change of strategy is free. With free cuts and paid
+# changes it takes about a minute each.
 @pytest.mark.parametrize("seed", range(52))
 def test_highs_proves_the_same_optimum(seed: int) -> None:
-    stages, every = [(4, 4), (5, 4), (7, 3), (5, 4)][seed % 4]
+    stages, every = [(4, 4), (5, 4), (4, 4), (6, 4), (4, 4), (5, 4), (4, 4), (8, 3)][seed % 8]
     chain = instance(
         seed, 24, 10 + seed % 3, stages, (2, 4, 8, 16)[seed // 4 % 4], 0.5, every=every, moment=False,
-        groups=2 if seed % 4 == 3 else 1, schedule="gpipe" if seed % 8 > 5 else "1f1b",
+        groups=2 if seed % 8 == 3 else 1, schedule="gpipe" if seed % 8 > 5 else "1f1b",
     )  # fmt: skip
     found, proof = proven(chain), solve_milp(chain)
     assert proof.gap < 1e-8
@@ -118,7 +120,7 @@ def test_highs_proves_the_same_optimum(seed: int) -> None:
     assert proven(replace(chain, memory=np.inf)).value < 0.999 * found.value  # memory binds
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_highs_proves_the_same_optimum_of_free_cuts_and_transient_memory(seed: int) -> None:
     chain = instance(seed, 10, 5, 3, 4, 0.4, groups=3)
     found, proof = proven(chain), solve_milp(chain)

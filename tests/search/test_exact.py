@@ -57,7 +57,9 @@ def small_case(seed: int) -> tuple[mw.Job, Limits]:
     # From less than anything needs to more than enough.
     usual = mw.Plan.of({"dp": 1, "micro_batch": 1}, replace(job, cluster=mw.Cluster.preset("1xh100")))
     need = (plan_memory(usual)[0].total - 1e9) / (2 if pipelined else 1)
-    return with_memory(job, 1e9 + random.choice([0.4, 0.6, 0.8, 0.9, 1.001, 1.2, 2.0]) * need), Limits.of(fixed, forbidden)
+    return with_memory(job, 1e9 + random.choice([0.4, 0.6, 0.8, 0.9, 1.001, 1.2, 2.0]) * need), Limits.of(
+        fixed, forbidden
+    )
 
 
 @pytest.mark.parametrize("seed", range(200))

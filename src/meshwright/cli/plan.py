@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +76,9 @@ def command(
     from meshwright.search import planner  # numpy is loaded here, not at the start
 
     name = runtime or (TARGETS[target_].runtime if target_ else "meshwright")
-    extra = _solver(planner.plan, solver)
     with Watch(time_limit) as watch:
         answer = planner.plan(
-            job, name, fix=limits.fixed, forbid=limits.forbidden, time_limit=time_limit, progress=watch, **extra
+            job, name, fix=limits.fixed, forbid=limits.forbidden, time_limit=time_limit, progress=watch, solver=solver
         )
     fits(list(answer.estimate.memory))  # a plan that is printed is one that runs
     reason = watch.reason
@@ -116,15 +114,6 @@ def _writable(output: str | None, html: str | None) -> None:
     for option, path in (("--output", output), ("--html", html)):
         if path and not os.path.isdir(os.path.dirname(path) or "."):
             raise InputError(f"there is no folder '{os.path.dirname(path)}'", field=option)
-
-
-def _solver(planner: Any, solver: str) -> dict[str, Any]:
-    """The solver as the planner takes it; the exact one is what it does unasked."""
-    if "solver" in inspect.signature(planner).parameters:
-        return {"solver": solver}
-    if solver != "exact":
-        raise InputError(f"'{solver}' is not built yet", field="--solver", valid="exact")
-    return {}
 
 
 def _explained(answer: Answer, top: int) -> tuple[Explanation, tuple[RunnerUp, ...]]:

@@ -77,9 +77,7 @@ def _wait_for_host(found: Passes, kernels: Array, site: Site) -> None:
         found.spent[when, "host"] = (device**power + host**power) ** (1 / power) - device
 
 
-def _beside(
-    layer: Layer, ways: Ways, kept: Array, site: Site, parked: int | None
-) -> dict[str, tuple[Array, Array]]:
+def _beside(layer: Layer, ways: Ways, kept: Array, site: Site, parked: int | None) -> dict[str, tuple[Array, Array]]:
     """Seconds of transfers beside a layer's forward and backward pass, by what causes them."""
     found: dict[str, tuple[Array, Array]] = {}
     if np.any(np.asarray(ways.zero) >= 2):

@@ -11,7 +11,7 @@ from msgspec import Meta
 from meshwright.tables import Table
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "custom"]
-V_SHAPED = ("zbv", "dualpipev")  # two stages per group: down the groups, then back up
+V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per group: down the groups, then back up
 Action = tuple[int, str, int]  # stage, kind (F forward, B backward, I input gradient, W weight gradient), micro-batch
 
 

@@ -37,7 +37,7 @@ def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int
     for start, end, mode in ((low, middle, modes[first]), (middle, high, modes[second])):
         if end > start:
             span = found.table.choices.span(found.row, span_name(model, range(start, end)))
-            recompute = _repeated(model, range(start, end), mode)
+            recompute = repeated(model, range(start, end), mode)
             away = replace(span.offload, activations=mode.offload)
             spans.append(replace(span, recompute=recompute, offload=away))
     if len(spans) == 2 and replace(spans[0], layers="") == replace(spans[1], layers=""):
@@ -45,7 +45,7 @@ def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int
     return tuple(spans)
 
 
-def _repeated(model: Model, layers: range, mode: Mode) -> RecomputeLevel | tuple[str, ...]:
+def repeated(model: Model, layers: range, mode: Mode) -> RecomputeLevel | tuple[str, ...]:
     """The operators of a mode that these layers have."""
     if isinstance(mode.recompute, str):
         return mode.recompute  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError
-from meshwright.search.chain import Instance
+from meshwright.search.chain_paths import Instance
 
 Array = Any
 

@@ -15,18 +15,20 @@ from meshwright.cluster import Cluster
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime
-from meshwright.errors import InputError
+from meshwright.errors import InputError, UnknownName
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.rules.case import Case
 from meshwright.plan.rules.choices import precision_supported
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
+from meshwright.search.layers import faster, layered
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.polish import polish
-from meshwright.search.shapes import Found
 from meshwright.search.solve import Search
 
+SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
+_MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
 
 
@@ -51,6 +53,7 @@ def plan(
     fix: Mapping[str, Any] | None = None,
     forbid: Iterable[str] = (),
     time_limit: float | None = None,
+    solver: str = "exact",
     progress: Progress | None = None,
     constants: Constants = DEFAULT,
 ) -> Answer:
@@ -66,6 +69,8 @@ def plan(
     started = time.monotonic()
     deadline = started + time_limit if time_limit is not None else float("inf")
     limits = Limits.of(fix, forbid)
+    if solver not in SOLVERS:
+        raise UnknownName("solver", solver, SOLVERS, see=", ".join(SOLVERS)).at(field="solver")
     supported(job)
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
@@ -73,14 +78,27 @@ def plan(
     try:
         search.run()
         polish(search)
+        better = _layered(search, solver, time_limit)
     except KeyboardInterrupt:
         if not search.best:
             raise
+        better = None
     if not search.best:
         if search.late:
             raise InputError(f"no plan was found in {time_limit} s", field="time_limit", valid="more seconds")
         raise closest(search)
-    return _answer(search, time.monotonic() - started)
+    plans = [plan_of(job, found, search.modes) for found in search.best[:6]]
+    return _answered(search, [better, *plans] if better else plans, time.monotonic() - started, solver)
+
+
+def _layered(search: Search, solver: str, time_limit: float | None) -> Plan | None:
+    """A plan whose layers choose for themselves, where it is worth its many spans."""
+    if not search.best or search.late or not search.limits.allows("mixed"):
+        return None
+    if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
+        return None
+    found = layered(search, search.best[0], solver, time_limit)
+    return found if faster(search, found) else None
 
 
 def supported(job: Job) -> None:
@@ -106,30 +124,23 @@ def _mixed(search: MixedSearch, started: float) -> Answer:
         alone = dataclasses.replace(job, cluster=Cluster(job.cluster.name, (one,)))
         raise closest(Search(alone, search.runtime, search.limits, search.constants))
     plans = [plan for _, plan in search.best]
-    return _answered(search, plans, time.monotonic() - started)
+    return _answered(search, plans, time.monotonic() - started, "exact")
 
 
-def _answer(search: Search, seconds: float) -> Answer:
-    return _answered(search, [_document(search, found) for found in search.best[:6]], seconds)
-
-
-def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float) -> Answer:
+def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float, solver: str) -> Answer:
     """The first plan with its proof, the others beside it."""
     job, best = search.job, plans[0]
     found = estimate(job, best, search.runtime, search.constants)
-    bound = min(search.bound, found.step_seconds)
-    gap = max(0.0, 1 - bound / found.step_seconds)
+    gap = max(0.0, 1 - search.bound / found.step_seconds)
+    proven = gap <= 1e-12
+    bound = found.step_seconds if proven else search.bound
     facts = {
-        "solver": "exact", "seconds": round(seconds, 4), "optimal": gap <= 1e-12, "bound": bound,
-        "gap": 0.0 if gap <= 1e-12 else gap, "explored": search.explored, "simulated": search.settled,
+        "solver": solver, "seconds": round(seconds, 4), "optimal": proven, "bound": bound,
+        "gap": 0.0 if proven else gap, "explored": search.explored, "simulated": search.settled,
         "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
     }  # fmt: skip
     document = replace(best, search=facts, estimate=summary(found))
     return Answer(document, found, tuple(plans[1:6]))
-
-
-def _document(search: Search, found: Found) -> Plan:
-    return plan_of(search.job, found, search.modes)
 
 
 def summary(found: Estimate) -> dict[str, Any]:

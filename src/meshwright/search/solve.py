@@ -22,7 +22,7 @@ from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
-from meshwright.plan.schedule import Schedule
+from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
 from meshwright.search.bounds import least_seconds, pooled_seconds, quick_seconds
 from meshwright.search.cuts import balanced, lead, places
 from meshwright.search.grids import Grids, fold, foldings
@@ -40,6 +40,8 @@ Array = Any
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
+_MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
+_ONE_STAGE: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b", "gpipe")
 _MOST_VIRTUAL = 8  # stages of one device group
 
 
@@ -73,6 +75,7 @@ class Search:
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
         self._cuts: dict[int, list[Cuts]] = {}
+        self._hopes: dict[tuple[int, int, bool], list[tuple[float, Shape]]] = {}
         self._leads: dict[tuple[int, int], Array] = {}
 
     @property
@@ -133,7 +136,10 @@ class Search:
         self._probing = False
 
     def _search(self, waiting: list[Table]) -> None:
-        """Open tables until none can hold a better plan."""
+        """Open tables until none can hold a better plan; first the best choices of all of them."""
+        if self.best and sum(len(table.least) for table in waiting) > _MANY:
+            self._told(waiting)
+            self._open([table.head(_HEAD) for table in waiting if table.bound < self.limit])
         while waiting:
             self._told(waiting)
             some = _PROBED if not self.best else len(waiting)
@@ -150,6 +156,9 @@ class Search:
             return replace(self.setting, runtime=replace(self.runtime, overlap_experts=hides))
         return self.setting
 
+    def _over(self) -> bool:
+        return self.late
+
     def _told(self, waiting: list[Table]) -> None:
         self.bound = min([table.bound for table in waiting] + [self.limit])
         if self.on_step:
@@ -163,7 +172,7 @@ class Search:
 
     def _open(self, some: list[Table]) -> None:
         """Look at all pipelines of some tables, in the order of their bounds."""
-        shapes = {(t.size, t.micro_batches): list(self._shapes(t)) for t in some if not self.late}
+        shapes = {(t.size, t.micro_batches): self._shapes(t) for t in some if not self.late}
         some = [t for t in some if shapes.get((t.size, t.micro_batches))]
         if not some:
             return
@@ -219,8 +228,15 @@ class Search:
         before = (self._lead(shape) @ around).min(axis=0)
         return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
 
-    def _shapes(self, table: Table) -> Iterator[Shape]:
-        """Pipelines that would win if one choice were best in every respect."""
+    def _shapes(self, table: Table) -> list[Shape]:
+        """Pipelines that would win if one choice were best in every respect; looked for once."""
+        key = (table.size, table.micro_batches, self._probing)
+        if key not in self._hopes:
+            self._hopes[key] = list(self._hoped(table))
+        return [shape for bound, shape in self._hopes[key] if bound < self.limit]
+
+    def _hoped(self, table: Table) -> Iterator[tuple[float, Shape]]:
+        """The same with the bounds of that one choice."""
         setting, size, count = self.setting, table.size, table.micro_batches
         both = table.forward + table.backward
         work = count * float(self.chain.counts[-1] @ both)
@@ -235,8 +251,9 @@ class Search:
                 around = table.forward if schedule.name in SPLIT else both
                 if not len(self._averaged(shape, np.array([work]), around[:, None])):
                     continue
-                if quick_seconds(setting, shape, cuts, table).min() < self.limit:
-                    yield shape
+                bound = float(quick_seconds(setting, shape, cuts, table).min())
+                if bound < self.limit:
+                    yield bound, shape
 
     def _lead(self, shape: Shape) -> Array:
         key = (shape.stages, shape.groups)
@@ -285,10 +302,8 @@ class Search:
             table, cuts = known.take(few), self.cuts(shape.stages)
             exact = least_seconds(self.setting, shape, cuts, table, self.limit)
             for q in np.argsort(exact.min(axis=1), kind="stable"):
-                if self.late:
-                    return
                 near = np.flatnonzero(exact[q] < self.limit)
-                if len(near):
+                if len(near) and not self._over():
                     self.settled += 1
                     found = best_of(self.setting, shape, cuts[q], table.take(near), self.modes, self.limit)
                     if found:
@@ -333,14 +348,14 @@ class Search:
             if virtual in (None, 1) and names != ["dualpipev"]:
                 yield Schedule(name="1f1b" if "1f1b" in names or "gpipe" not in names else "gpipe")
             return
-        for name in ("zbv", "dualpipev"):
+        for name in V_SHAPED:
             if name in names and virtual in (None, 2) and (name == "zbv" or count >= 2 * groups):
-                yield Schedule(name=name, virtual=2)  # type: ignore[arg-type]
+                yield Schedule(name=name, virtual=2)
             if self._probing:
                 return
-        for name in ("zero-bubble", "1f1b", "gpipe"):
-            if name in names and virtual in (None, 1):
-                yield Schedule(name=name)
+        for simple in _ONE_STAGE:
+            if simple in names and virtual in (None, 1):
+                yield Schedule(name=simple)
         if "interleaved" in names and count % max(1, count // groups) == 0:
             for v in range(2, _MOST_VIRTUAL + 1):
                 if virtual in (None, v) and v * groups <= len(self.places) + 1:

@@ -129,7 +129,7 @@ def _meeting(grids: Grids, site: Site) -> Iterator[Array]:
     strides = grids.strides()
     for axis in ("tp", "ulysses", "ring"):
         for tier in site.fabric.tiers[:-1]:
-            yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))  # type: ignore[index]
+            yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))
 
 
 def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, Array, Array]:

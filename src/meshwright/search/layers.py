@@ -1,0 +1,151 @@
+"""Every layer with a way of its own: the chain problem of the best shape, solved exactly or by an open solver.
+
+The search gives all layers of a stage one grid, one ZeRO level and up to two modes. Here each layer chooses among the
+ways that the search left standing for the same stage size and micro-batch, and cuts may stand anywhere. The step is
+UniAP's closed form (all stages and links, and m - 1 times the slowest); the plan is then priced like any other, and
+replaces the search's only if it is faster.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from meshwright.cost.collectives import send_seconds
+from meshwright.cost.estimate import estimate
+from meshwright.cost.stage import grid, relayout_seconds
+from meshwright.plan import Pipeline, Plan, Span, Stage, in_flight
+from meshwright.plan.spans import device_text, span_name
+from meshwright.search.build import repeated
+from meshwright.search.chain import solve
+from meshwright.search.chain_paths import Instance
+from meshwright.search.modes import Mode
+from meshwright.search.shapes import Found
+from meshwright.search.solve import Search
+
+Array = Any
+_WORTH = 1e-3  # a plan of many spans must be faster by this part
+_WAYS = 6  # choices x modes that a layer may choose from
+Way = tuple[int, int]  # row of the table, mode
+
+
+def layered(search: Search, found: Found, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
+    """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages."""
+    if found.shape.schedule.virtual > 1:
+        return None
+    ways = _ways(search, found)
+    instance = instance_of(search, found, ways)
+    if solver == "milp":
+        from meshwright.search.milp import solve_milp
+
+        answer = solve_milp(instance, time_limit)
+        if not np.isfinite(answer.value):
+            return None
+        return _plan(search, found, ways, answer.cuts, answer.strategies)
+    solved = solve(instance)
+    return _plan(search, found, ways, solved.cuts, solved.strategies) if solved else None
+
+
+def faster(search: Search, plan: Plan | None) -> bool:
+    """Whether a plan fits and beats the search's best."""
+    if plan is None:
+        return False
+    priced = estimate(search.job, plan, search.runtime, search.constants)
+    return priced.fits and priced.step_seconds < search.limit * (1 - _WORTH)
+
+
+def _ways(search: Search, found: Found) -> list[Way]:
+    """Ways that no other one beats on a whole model, the winner's first."""
+    table, every, room = found.table, search.chain.counts[-1], search.setting.room
+    seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
+    flight = max(in_flight(found.shape.schedule, found.shape.groups, found.shape.micro_batches, 0)[0])
+    need = np.einsum("s,rsc->rc", every, room.loose * flight * table.kept) + np.einsum("s,sc->c", every, table.states)
+    own = {(found.row, mode) for first, second, _ in found.modes for mode in (first, second)}
+    order = sorted(np.ndindex(seconds.shape), key=lambda at: (float(seconds[at]), float(need[at])))
+    front: list[Way] = []
+    least = np.inf
+    for mode, row in order:
+        if need[mode, row] < least:
+            least = float(need[mode, row])
+            front.append((row, mode))
+    step = max(1, -(-len(front) // _WAYS))
+    return [*own, *(way for way in front[::step] if way not in own)][:_WAYS]
+
+
+def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
+    """The chain problem: seconds and bytes of every layer under every way."""
+    table, chain, room, shape = found.table, search.chain, search.setting.room, found.shape
+    rows, modes = (np.array([way[i] for way in ways]) for i in (0, 1))
+    sort = chain.sort
+    time = (table.forward + table.backward)[modes, :, rows].T[sort]
+    whole = np.array([chain.pieces_in(*_block(search, i))[0] for i in range(len(sort))])
+    passed = table.passed_on[:, rows][sort]
+    send = np.zeros_like(passed)
+    if shape.groups > 1:
+        worst = max(
+            (send_seconds(search.job.cluster, 1e9, s * shape.devices, (s + 1) * shape.devices, search.constants), s)
+            for s in range(shape.groups - 1)
+        )[1]
+        for per_byte, fixed in search.setting.links(shape.devices, worst):
+            send = np.maximum(send, 2 * (passed * per_byte + fixed))
+    flight = [in_flight(shape.schedule, shape.groups, shape.micro_batches, g)[0][0] for g in range(shape.groups)]
+    states = table.states[:, rows][sort] + _buffers(search, found, rows)[sort]
+    return Instance(
+        time, states, room.loose * table.kept[modes, :, rows].T[sort], np.array(flight), room.memory - room.overhead,
+        _relayouts(search, found, ways), send, shape.micro_batches, room.loose * table.moment[modes, :, rows].T[whole],
+    )  # fmt: skip
+
+
+def _buffers(search: Search, found: Found, rows: Array) -> Array:
+    """A stage's input buffers, spread over its layers."""
+    if not search.runtime.receive_buffers or found.shape.stages == 1:
+        return np.zeros((len(search.chain.sorts), len(rows)))
+    each = 2 * found.shape.micro_batches * found.table.received[:, rows].max(axis=0)
+    per_stage = max(len(search.chain.sort) // found.shape.stages, 1)
+    return np.broadcast_to(search.setting.room.loose * each / per_stage, (len(search.chain.sorts), len(rows)))
+
+
+def _block(search: Search, layer: int) -> tuple[int, int]:
+    """The range of the block a layer stands in."""
+    layers = search.job.model.layers
+    name, low, high = layers[layer].block, layer, layer + 1
+    while name and low > 0 and layers[low - 1].block == name:
+        low -= 1
+    while name and high < len(layers) and layers[high].block == name:
+        high += 1
+    return low, high
+
+
+def _span(search: Search, found: Found, way: Way, layers: str, mode: Mode) -> Span:
+    span = found.table.choices.span(way[0], layers)
+    return replace(span, offload=replace(span.offload, activations=mode.offload))
+
+
+def _relayouts(search: Search, found: Found, ways: list[Way]) -> Array:
+    """Between two ways whose grids differ activations move, forward and backward."""
+    grids = [grid(_span(search, found, way, "all", Mode())) for way in ways]
+    widest = found.table.received[:, [row for row, _ in ways]].max(axis=0)
+    cost = [2 * relayout_seconds(search.site, float(moved), found.shape.devices) for moved in widest]
+    return np.array([[0.0 if a == b else cost[j] for j, b in enumerate(grids)] for a in grids])
+
+
+def _plan(search: Search, found: Found, ways: list[Way], cuts: Any, chosen: Any) -> Plan:
+    """The document: consecutive layers of one way form a span."""
+    model, shape = search.job.model, found.shape
+    stages = []
+    for s in range(shape.stages):
+        spans = []
+        for way, some in groupby(range(int(cuts[s]), int(cuts[s + 1])), key=lambda i: ways[int(chosen[i])]):
+            layers = list(some)
+            mode, where = search.modes[way[1]], range(layers[0], layers[-1] + 1)
+            span = _span(search, found, way, span_name(model, where), mode)
+            spans.append(replace(span, recompute=repeated(model, where, mode)))
+        devices = device_text(list(range(s * shape.devices, (s + 1) * shape.devices)))
+        stages.append(Stage(devices=devices, spans=tuple(spans)))
+    pipeline = Pipeline(
+        batch=search.job.global_batch, micro_batches=shape.micro_batches, stages=tuple(stages), schedule=shape.schedule
+    )
+    return Plan(job=search.job.written(), pipelines=(pipeline,))

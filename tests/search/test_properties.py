@@ -1,0 +1,171 @@
+"""What must hold of every best plan: more of anything never makes it slower, and its price is the estimate's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import meshwright as mw
+from meshwright.cost.estimate import estimate
+from meshwright.cost.runtime import RUNTIMES
+from meshwright.errors import InputError, UnknownName
+from meshwright.plan.rules import check
+from meshwright.search.limits import FORBIDDABLE
+from meshwright.search.planner import NothingFits, plan
+from meshwright.search.solve import Search
+
+MODELS = ["gpt2-medium", "llama3.2-1b", "bert-huge", "t5-large", "qwen3-30b-a3b", "llama3-8b", "vit-huge"]
+SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+def group_changed(job: mw.Job, **change: Any) -> mw.Job:
+    return replace(job, cluster=replace(job.cluster, groups=(replace(job.cluster.groups[0], **change),)))
+
+
+def fastest(job: mw.Job, runtime: str = "meshwright") -> float:
+    search = Search(job, RUNTIMES[runtime])
+    search.run()
+    return search.limit
+
+
+jobs = st.builds(
+    lambda model, nodes, batch: mw.Job(
+        mw.Model.preset(model), mw.Cluster.preset(f"{nodes}x4xa100-40gb"), global_batch=batch
+    ),
+    st.sampled_from(MODELS), st.sampled_from([1, 2]), st.sampled_from([8, 16, 32]),
+)  # fmt: skip
+
+
+@SLOW
+@given(jobs, st.sampled_from([1.2, 2.0]))
+def test_more_memory_is_never_slower(job: mw.Job, factor: float) -> None:
+    device = job.cluster.groups[0].device
+    more = group_changed(job, device=replace(device, memory=int(device.memory * factor)))
+    assert fastest(more) <= fastest(job) * (1 + 1e-12)
+
+
+@SLOW
+@given(jobs)
+def test_more_nodes_are_never_slower(job: mw.Job) -> None:
+    nodes = job.cluster.groups[0].nodes
+    assert fastest(group_changed(job, nodes=nodes + 1)) <= fastest(job) * (1 + 1e-12)
+
+
+@SLOW
+@given(jobs)
+def test_faster_links_are_never_slower(job: mw.Job) -> None:
+    links = tuple(
+        replace(link, bandwidth=2 * link.bandwidth, aggregate=2 * link.aggregate)
+        for link in job.cluster.groups[0].links
+    )
+    assert fastest(group_changed(job, links=links)) <= fastest(job) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("runtime", ["meshwright", "megatron", "nemo", "deepspeed"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_figure_is_the_estimates(model: str, runtime: str) -> None:
+    """To the last digit, through the written document."""
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset("2x8xh100"), global_batch=32)
+    answer = plan(job, runtime)
+    written = mw.Plan.parse(answer.plan.to_json())
+    check(written, job)
+    again = estimate(job, written, runtime)
+    assert written.estimate is not None
+    assert written.search is not None
+    assert again.step_seconds == answer.estimate.step_seconds == written.estimate["step_time_s"]
+    assert again.fits
+    assert written.search["optimal"]
+    assert written.search["gap"] == 0
+    assert written.search["bound"] == again.step_seconds
+
+
+def test_the_same_twice() -> None:
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("2x8xh100"), global_batch=64, seq_len=8192)
+    first, second = (plan(job).plan for _ in range(2))
+    assert first.pipelines == second.pipelines
+
+
+GRID = [
+    {"tp": tp, "pp": pp, "zero": zero, "recompute": recompute, "micro_batch": 1, **more}
+    for tp in (1, 2, 4, 8)
+    for pp in (1, 2, 4)
+    for zero in (0, 1, 3)
+    for recompute in ("none", "selective", "full")
+    for more in ({}, {"virtual": 2}, {"schedule": "zbv"}, {"schedule": "zero-bubble"})
+    if pp > 1 or not more
+]
+
+
+@pytest.mark.parametrize(("model", "batch", "seq"), [("llama3-8b", 32, 8192), ("gpt3-6.7b", 32, 2048)])
+def test_no_plan_by_hand_is_faster(model: str, batch: int, seq: int) -> None:
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset("2x8xh100"), global_batch=batch, seq_len=seq)
+    ours = plan(job).estimate.step_seconds
+    tried = 0
+    for short in GRID:
+        try:
+            found = estimate(job, mw.Plan.of(short, job))
+        except InputError:
+            continue
+        tried += 1
+        if found.fits:
+            assert found.step_seconds >= ours * (1 - 1e-12), short
+    assert tried > 100
+
+
+def test_restrictions_are_kept() -> None:
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("2x8xh100"), global_batch=64, seq_len=8192)
+    answer = plan(
+        job, fix={"tp": 4, "pp": 2, "zero": 1, "schedule": "1f1b", "micro_batch": 2}, forbid=["offload", "split"]
+    )
+    pipeline = answer.plan.pipelines[0]
+    spans = [span for stage in pipeline.stages for span in stage.spans]
+    assert {span.tp for span in spans} == {4}
+    assert {span.zero for span in spans} == {1}
+    assert len(pipeline.stages) == 2
+    assert pipeline.schedule.name == "1f1b"
+    assert pipeline.samples == 2 * spans[0].dp
+    assert not any(span.offload.activations or span.offload.optimizer for span in spans)
+    assert answer.estimate.step_seconds >= plan(job).estimate.step_seconds
+
+
+@pytest.mark.parametrize("name", sorted(FORBIDDABLE))
+def test_everything_can_be_forbidden(name: str) -> None:
+    job = mw.Job(mw.Model.preset("qwen3-30b-a3b"), mw.Cluster.preset("2x8xh100"), global_batch=32)
+    answer = plan(job, forbid=[name])
+    assert answer.estimate.fits
+
+
+def test_bad_restrictions_are_named() -> None:
+    job = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset("1xh100"), global_batch=8)
+    with pytest.raises(UnknownName, match="offlod"):
+        plan(job, forbid=["offlod"])
+    with pytest.raises(UnknownName, match="tensor"):
+        plan(job, fix={"tensor": 2})
+    with pytest.raises(InputError, match="zero"):
+        plan(job, fix={"zero": -1})
+
+
+def test_what_is_short_where_nothing_fits() -> None:
+    job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("1x2xa100-40gb"), global_batch=8, seq_len=4096)
+    with pytest.raises(NothingFits) as caught:
+        plan(job, forbid=["offload"])
+    error = caught.value
+    assert error.closest is not None
+    found = estimate(job, error.closest)
+    assert error.short_by_bytes == max(row.short_by for row in found.memory) > 0
+    assert set(error.as_json()) == {"error", "closest", "short_by_bytes", "suggestion"}
+    assert "nodes" in error.suggestion
+
+
+def test_a_time_limit_states_its_gap() -> None:
+    job = mw.Job(mw.Model.preset("mixtral-8x7b"), mw.Cluster.preset("16x8xh100"), global_batch=512)
+    hurried = plan(job, time_limit=0.0)
+    assert hurried.estimate.fits
+    assert hurried.plan.search is not None
+    assert not hurried.plan.search["optimal"]
+    assert 0 < hurried.plan.search["gap"] < 1
+    assert hurried.plan.search["bound"] <= plan(job).estimate.step_seconds * (1 + 1e-12)
