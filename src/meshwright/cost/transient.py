@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -99,13 +100,19 @@ def weight_gradient_buffers(job: Job, spans: list[Span], cuts: list[Slice], runt
     if not runtime.weight_gradient_buffers:
         return 0.0
     shapes: dict[tuple[object, ...], float] = {}
-    size = precision(job.precision).parameter
     for span, cut in zip(spans, cuts, strict=True):
         for layer, _ in alike(layers_of(job.model, span.layers)):
-            for op in layer.ops:
-                if op.kind == "matmul" and layer.kind != "head":
-                    one = max(w.experts // cut.ep for w in op.weights) if op.cut == "expert" else 1  # of its experts
-                    bytes_ = size * float(sum(w.on_device(cut) for w in op.weights)) / max(one, 1)
-                    # Gate and up are one weight in these runtimes.
-                    shapes[(op.k, op.n, op.cut, cut.tp, op.shares_input)] = bytes_
+            shapes |= {(*key, cut.tp): float(bytes_) for key, bytes_ in gradient_shapes(layer, cut)}
     return sum(shapes.values())
+
+
+def gradient_shapes(layer: Layer, cut: Slice) -> Iterator[tuple[tuple[object, ...], Array]]:
+    """Shapes of a layer's weights, with the bytes that a gradient of each takes."""
+    size = precision(cut.precision).parameter
+    for op in layer.ops:
+        if op.kind == "matmul" and layer.kind != "head":
+            one = 1
+            if op.cut == "expert":
+                one = np.maximum(reduce(np.maximum, (w.experts // cut.ep for w in op.weights)), 1)  # of its experts
+            # Gate and up are one weight in these runtimes.
+            yield (op.k, op.n, op.cut, op.shares_input), size * sum(w.on_device(cut) for w in op.weights) / one

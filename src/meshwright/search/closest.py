@@ -13,7 +13,7 @@ from meshwright.search.build import plan_of
 from meshwright.search.solve import Search
 from meshwright.units import size
 
-_PATIENCE = 2.0  # seconds for each question
+_PATIENCE = 1.0  # seconds for each question
 
 
 class NothingFits(DoesNotFit):
@@ -43,7 +43,7 @@ def closest(search: Search) -> NothingFits:
     if found is None:
         problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
         return NothingFits(problem, short_by_bytes=0, closest=None, suggestion="fix or forbid less")
-    for _ in range(7):
+    for _ in range(5):
         middle = (low + high) / 2
         better = _with_memory(search, capacity * middle)
         found, low, high = (better, low, middle) if better else (found, middle, high)
@@ -80,7 +80,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     if job.optimizer == "adamw":
         yield "optimizer adamw-8bit is enough", replace(job, optimizer="adamw-8bit")
     cluster, group = job.cluster, job.cluster.groups[0]
-    for factor in (2, 4, 8):
+    for factor in (2, 4, 8, 16, 32, 64):
         groups = (replace(group, nodes=group.nodes * factor), *cluster.groups[1:])
         more = replace(cluster, groups=groups)
         yield f"{group.nodes * factor} nodes instead of {group.nodes} are enough", replace(job, cluster=more)

@@ -36,7 +36,7 @@ def layered(search: Search, found: Found, solver: str = "exact", time_limit: flo
     """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages."""
     if found.shape.schedule.virtual > 1:
         return None
-    ways = _ways(search, found)
+    ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
     if solver == "milp":
         from meshwright.search.milp import solve_milp
@@ -57,7 +57,7 @@ def faster(search: Search, plan: Plan | None) -> bool:
     return priced.fits and priced.step_seconds < search.limit * (1 - _WORTH)
 
 
-def _ways(search: Search, found: Found) -> list[Way]:
+def ways_of(search: Search, found: Found, most: int = _WAYS) -> list[Way]:
     """Ways that no other one beats on a whole model, the winner's first."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
@@ -71,8 +71,8 @@ def _ways(search: Search, found: Found) -> list[Way]:
         if need[mode, row] < least:
             least = float(need[mode, row])
             front.append((row, mode))
-    step = max(1, -(-len(front) // _WAYS))
-    return [*own, *(way for way in front[::step] if way not in own)][:_WAYS]
+    step = max(1, -(-len(front) // most))
+    return [*own, *(way for way in front[::step] if way not in own)][:most]
 
 
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:

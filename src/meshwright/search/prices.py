@@ -16,7 +16,7 @@ from meshwright.cost.layer import layer_times
 from meshwright.cost.memory import state_bytes
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
-from meshwright.cost.transient import gathered_bytes, gradient_bytes
+from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
 from meshwright.cost.update import settled, update_seconds
 from meshwright.cost.ways import Ways
 from meshwright.model import Layer, Model
@@ -111,6 +111,7 @@ class Prices:
     update: Array
     passed_on: Array  # bytes handed to the next layer
     received: Array  # bytes of the input
+    buffers: Array  # (choice,): bytes of a gradient of each shape of weight, where the runtime keeps them
 
     def take(self, rows: Array) -> Prices:
         """Of some of the choices."""
@@ -142,7 +143,7 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     ways = priced(choices, job, site.fabric, fused_attention=fused)
     count, sorts = len(choices), len(chain.sorts)
     shape = (len(modes), sorts, count)
-    out = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}
+    out: dict[str, Array] = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}
     flat = ("weight", "states", "host", "reduce", "gather", "update", "passed_on", "received")
     for name in flat:
         out[name] = np.zeros(shape[1:])
@@ -162,6 +163,10 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
         out["once"][0, i], out["once"][1, i] = end.reduce_once, end.gather_once
         out["update"][i] = update_seconds(job, [layer], ways, site)
         out["passed_on"][i], out["received"][i] = layer.output_bytes(ways.cut), layer.input_bytes(ways.cut)
+    out["buffers"] = np.zeros(count)
+    if site.runtime.weight_gradient_buffers:
+        shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, ways.cut)}
+        out["buffers"] = out["buffers"] + sum(shapes.values())
     out["moment"] = _moments(chain, ways, out, whole, site)
     return Prices(choices=choices, **out)
 

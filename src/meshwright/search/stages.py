@@ -112,7 +112,7 @@ def settle(
     best = _Best(count)
     states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
     on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else 0.0)
-    base = states + room.overhead + room.loose * received
+    base = states + room.overhead + room.loose * (received + table.buffers)
     parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
     _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
     if mixed and len(modes) > 1 and not best.plain.all():
