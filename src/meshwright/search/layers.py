@@ -57,8 +57,8 @@ def faster(search: Search, plan: Plan | None) -> bool:
     return priced.fits and priced.step_seconds < search.limit * (1 - _WORTH)
 
 
-def ways_of(search: Search, found: Found, most: int = _WAYS) -> list[Way]:
-    """Ways that no other one beats on a whole model, the winner's first."""
+def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
+    """Ways that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
     flight = max(in_flight(found.shape.schedule, found.shape.groups, found.shape.micro_batches, 0)[0])
@@ -72,7 +72,10 @@ def ways_of(search: Search, found: Found, most: int = _WAYS) -> list[Way]:
             least = float(need[mode, row])
             front.append((row, mode))
     step = max(1, -(-len(front) // most))
-    return [*own, *(way for way in front[::step] if way not in own)][:most]
+    chosen = [*sorted(own), *(way for way in front[::step] if way not in own)]
+    if fill:
+        chosen += [(row, mode) for mode, row in order if (row, mode) not in chosen]
+    return chosen[:most]
 
 
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
