@@ -116,3 +116,33 @@ def lead(counts: Array, cuts: list[tuple[int, ...]], groups: int) -> Array:
     where = np.array(cuts)[:, : groups + 1]
     held = counts[where[:, 1:]] - counts[where[:, :-1]]
     return np.einsum("k,qks->qs", groups - 1.0 - np.arange(groups), held)
+
+
+class Cutter:
+    """Cuts by stage size and micro-batch: what layers take differs between them, and so do balanced cuts."""
+
+    def __init__(self, model: Model, sort: Array, counts: Array, limits: Limits) -> None:
+        self.model, self.sort, self.counts = model, sort, counts
+        self.places = places(model, limits)
+        self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._cuts: dict[tuple[int, tuple[float, ...]], list[tuple[int, ...]]] = {}
+        self._leads: dict[tuple[int, int, tuple[float, ...]], Array] = {}
+
+    def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
+        """Tell what every sort of layer takes; twentieths of a usual layer are enough, and let tables share their cuts."""
+        usual = np.median(seconds[self.sort])
+        self._weights[size, micro_batches] = tuple((np.round(20 * seconds / usual) / 20).tolist())
+
+    def cuts(self, stages: int, size: int, micro_batches: int) -> list[tuple[int, ...]]:
+        weights = self._weights[size, micro_batches]
+        if (stages, weights) not in self._cuts:
+            each = np.maximum(np.array(weights), 1e-3)[self.sort]
+            self._cuts[stages, weights] = balanced(each, stages, self.places, self.model)
+        return self._cuts[stages, weights]
+
+    def lead(self, stages: int, groups: int, size: int, micro_batches: int) -> Array:
+        """Layers of each sort before each group, summed over the groups: (cuts, sort)."""
+        key = (stages, groups, self._weights[size, micro_batches])
+        if key not in self._leads:
+            self._leads[key] = lead(self.counts, self.cuts(stages, size, micro_batches), groups)
+        return self._leads[key]

@@ -49,7 +49,7 @@ def _better(search: Search, best: Found) -> Found | None:
 
 def _neighbours(cuts: Cuts, search: Search) -> Iterator[Cuts]:
     """One cut moved by one or two places, or two cuts next to each other moved together."""
-    places = [0, *search.places.tolist(), cuts[-1]]
+    places = [0, *search.places, cuts[-1]]
     at = [places.index(cut) for cut in cuts]
     inner = range(1, len(cuts) - 1)
     moves = [(i, i, step) for step in (-1, 1, -2, 2) for i in inner]

@@ -13,7 +13,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,15 @@ from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
 from meshwright.search.bounds import least_seconds, pooled_seconds, quick_seconds
-from meshwright.search.cuts import balanced, lead, places
-from meshwright.search.grids import Grids, fold, foldings
+from meshwright.search.cuts import Cutter
+from meshwright.search.grids import fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.prices import Chain, Prices, prices, undominated
 from meshwright.search.shapes import Cuts, Found, Setting, Shape
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room
-from meshwright.search.tables import Table, passes_of, tables
+from meshwright.search.tables import Table, tables
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
 
@@ -66,7 +66,7 @@ class Search:
         self.site = Site.of(job, tuple(range(job.cluster.devices)), 0, self.runtime, self.constants)
         self.chain = Chain.of(job.model)
         self.modes = modes(job, self.site, self.limits)
-        self.places = places(job.model, self.limits)
+        self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits)
         self.setting = Setting(
             job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
             self.limits.allows("mixed"),
@@ -74,9 +74,7 @@ class Search:
         self._names = self.limits.schedules()
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
-        self._cuts: dict[int, list[Cuts]] = {}
         self._hopes: dict[tuple[int, int, bool], list[tuple[float, Shape]]] = {}
-        self._leads: dict[tuple[int, int], Array] = {}
 
     @property
     def limit(self) -> float:
@@ -119,6 +117,8 @@ class Search:
 
     def _tables(self) -> list[Table]:
         found = tables(self.job, self.chain, self.site, self.limits, self.most_groups)
+        for table in found:
+            self._cutter.weigh(table.size, table.micro_batches, table.forward + table.backward)
         self._told(found)
         return found
 
@@ -165,9 +165,15 @@ class Search:
             self.on_step(self.limit, self.bound)
 
     @property
+    def places(self) -> list[int]:
+        """Layers before which the chain may be cut."""
+        found: list[int] = self._cutter.places.tolist()
+        return found
+
+    @property
     def most_groups(self) -> int:
         """Device groups that a pipeline may have."""
-        most = len(self.places) + 1 if self.limits.allows("pp") else 1
+        most = len(self._cutter.places) + 1 if self.limits.allows("pp") else 1
         return min(most, int(self.limits.fixed.get("pp", most)))
 
     def _open(self, some: list[Table]) -> None:
@@ -217,7 +223,7 @@ class Search:
             for shape in some if not self.late else []:
                 part = self._averaged(shape, work, table.forward[0] if shape.schedule.name in SPLIT else both)
                 if len(part):
-                    bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), table.take(part))
+                    bound = quick_seconds(self.setting, shape, self.cuts(shape), table.take(part))
                     part = part[(bound < self.limit).any(axis=0)]
                 if len(part):
                     found.append((shape, mine[part]))
@@ -225,7 +231,8 @@ class Search:
 
     def _averaged(self, shape: Shape, work: Array, around: Array) -> Array:
         """Choices that may win, judged by the average over the groups of what stands before them and their work."""
-        before = (self._lead(shape) @ around).min(axis=0)
+        lead = self._cutter.lead(shape.stages, shape.groups, shape.devices, shape.micro_batches)
+        before = (lead @ around).min(axis=0)
         return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
 
     def _shapes(self, table: Table) -> list[Shape]:
@@ -243,9 +250,9 @@ class Search:
         for groups in self._group_counts(size, table.groups):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
-            for schedule in self._schedules(groups, count):
+            for schedule in islice(self._schedules(groups, count), 1 if self._probing else None):
                 shape = Shape(groups, size, schedule, count)
-                cuts = self.cuts(shape.stages)
+                cuts = self.cuts(shape)
                 if not cuts:
                     continue
                 around = table.forward if schedule.name in SPLIT else both
@@ -255,15 +262,9 @@ class Search:
                 if bound < self.limit:
                     yield bound, shape
 
-    def _lead(self, shape: Shape) -> Array:
-        key = (shape.stages, shape.groups)
-        if key not in self._leads:
-            self._leads[key] = lead(self.chain.counts, self.cuts(shape.stages), shape.groups)
-        return self._leads[key]
-
     def _quick(self, part: Prices, shape: Shape) -> Array:
         """(cuts, choice): bounds with the bubble of the schedule."""
-        bound = quick_seconds(self.setting, shape, self.cuts(shape.stages), part)
+        bound = quick_seconds(self.setting, shape, self.cuts(shape), part)
         self.explored += bound.size
         return bound
 
@@ -277,7 +278,7 @@ class Search:
         for (shape, rows, bound), some in zip(items, near, strict=True):
             if not len(some) or self.late:
                 continue
-            cuts = self.cuts(shape.stages)
+            cuts = self.cuts(shape)
             least = pooled_seconds(self.setting, shape, cuts, known.take(rows[some]))
             least = np.maximum(bound[:, some].min(axis=0), least)
             order = np.argsort(least, kind="stable")
@@ -299,7 +300,7 @@ class Search:
             few = rows[:_CHUNK][bounds[:_CHUNK] < self.limit]
             if len(rows) > _CHUNK and bounds[_CHUNK] < self.limit:
                 heapq.heappush(waiting, (float(bounds[_CHUNK]), self._next(), shape, rows[_CHUNK:], bounds[_CHUNK:]))
-            table, cuts = known.take(few), self.cuts(shape.stages)
+            table, cuts = known.take(few), self.cuts(shape)
             exact = least_seconds(self.setting, shape, cuts, table, self.limit)
             for q in np.argsort(exact.min(axis=1), kind="stable"):
                 near = np.flatnonzero(exact[q] < self.limit)
@@ -351,30 +352,17 @@ class Search:
         for name in V_SHAPED:
             if name in names and virtual in (None, 2) and (name == "zbv" or count >= 2 * groups):
                 yield Schedule(name=name, virtual=2)
-            if self._probing:
-                return
         for simple in _ONE_STAGE:
             if simple in names and virtual in (None, 1):
                 yield Schedule(name=simple)
         if "interleaved" in names and count % max(1, count // groups) == 0:
             for v in range(2, _MOST_VIRTUAL + 1):
-                if virtual in (None, v) and v * groups <= len(self.places) + 1:
+                if virtual in (None, v) and v * groups <= len(self._cutter.places) + 1:
                     yield Schedule(name="interleaved", virtual=v)
 
-    def cuts(self, stages: int) -> list[Cuts]:
-        """Cuts of the chain into so many stages, by the time that layers take on one device."""
-        if stages not in self._cuts:
-            self._cuts[stages] = balanced(self._weights, stages, self.places, self.job.model)
-        return self._cuts[stages]
-
-    @cached_property
-    def _weights(self) -> Array:
-        """Seconds of every layer on one device, one sample."""
-        ones = np.ones(1, dtype=np.int64)
-        alone = bare(Grids(ones, ones, ones, ones, ones, ones, ones, 0 * ones), ones)
-        forward, backward, _ = passes_of(self.job, self.chain, alone, self.site, range(len(self.chain.sorts)))
-        found: Array = (forward + backward)[self.chain.sort, 0]
-        return found
+    def cuts(self, shape: Shape) -> list[Cuts]:
+        """Cuts of the chain into the stages of a shape."""
+        return self._cutter.cuts(shape.stages, shape.devices, shape.micro_batches)
 
 
 class _Priced:
