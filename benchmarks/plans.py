@@ -38,7 +38,7 @@ GALVATRON = (
     "ring", "zero1", "hybrid", "adaptive", "offload", "interleaved", "zero-bubble", "zbv", "dualpipev", "split", "placement",
     "idle",
 )  # fmt: skip
-PATIENCE = 20.0  # seconds per search
+PATIENCE = 90.0  # seconds per search
 
 
 def seconds(job: mw.Job, runtime: Runtime, **limits: Any) -> float:

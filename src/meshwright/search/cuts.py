@@ -6,7 +6,7 @@ whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -54,17 +54,19 @@ def _between_blocks(model: Model) -> Array:
 
 def _rounded(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]]:
     """Each cut at the allowed place nearest to its share of the total."""
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    chosen: list[int] = []
+    total = [0.0, *np.cumsum(weights).tolist()]
+    places_ = allowed.tolist()
+    reached = [total[place] for place in places_]
+    at, chosen = -1, [0]
     for s in range(1, stages):
         target = total[-1] * s / stages
-        low = np.searchsorted(allowed, chosen[-1] if chosen else 0, side="right")
-        high = len(allowed) - (stages - 1 - s)
-        if low >= high:
-            return []
-        window = allowed[low:high]
-        chosen.append(int(window[np.argmin(np.abs(total[window] - target))]))
-    return [(0, *chosen, len(weights))]
+        high = len(places_) - (stages - 1 - s) - 1  # leave a place for each cut that follows
+        near = bisect_left(reached, target, at + 1, high)
+        if near > at + 1 and target - reached[near - 1] <= reached[near] - target:
+            near -= 1
+        at = near
+        chosen.append(places_[at])
+    return [(*chosen, len(weights))]
 
 
 def _packed(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]]:
@@ -73,39 +75,38 @@ def _packed(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]
     count = len(weights)
     ahead = [*allowed.tolist(), count]
     behind = [count - place for place in reversed([0, *allowed.tolist()])]
-    mirrored = [total[-1] - t for t in reversed(total)]
-    best = _least_longest(total, stages, ahead)
+    here = [total[place] for place in ahead]
+    there = [total[-1] - total[count - place] for place in behind]
+    best = _least_longest(here, stages)
     found = []
-    if front := _fill(total, stages, ahead, best):
-        found.append(front)
-    if back := _fill(mirrored, stages, behind, best):
-        found.append(tuple(count - place for place in reversed(back)))
+    if front := _fill(here, stages, best):
+        found.append((0, *(ahead[at] for at in front)))
+    if back := _fill(there, stages, best):
+        found.append((0, *(count - behind[at] for at in reversed(back[:-1])), count))
     return found
 
 
-def _least_longest(total: list[float], stages: int, ends: list[int]) -> float:
-    low, high = total[-1] / stages, total[-1]
-    while high - low > 1e-6 * high:
+def _least_longest(reached: list[float], stages: int) -> float:
+    low, high = reached[-1] / stages, reached[-1]
+    while high - low > 1e-5 * high:
         middle = (low + high) / 2
-        if _fill(total, stages, ends, middle):
+        if _fill(reached, stages, middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def _fill(total: list[float], stages: int, ends: list[int], most: float) -> tuple[int, ...] | None:
-    """Stages as long as `most` allows, each at least one place long; nothing if they do not reach the end."""
-    reached = [total[end] for end in ends]
-    cuts, at, here = [0], -1, 0.0
-    for s in range(stages):
-        last = len(ends) - (stages - 1 - s)
-        at = bisect_right(reached, here + most * (1 + 1e-12), at + 1, last) - 1
-        if at < 0 or ends[at] <= cuts[-1]:
+def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
+    """Places of the ends of stages as long as `most` allows, each at least one place long; nothing if they end early."""
+    found, at, here, most = [], -1, 0.0, most * (1 + 1e-12)
+    for last in range(len(reached) - stages + 1, len(reached) + 1):
+        end = bisect_right(reached, here + most, at + 1, last) - 1
+        if end <= at:
             return None
-        cuts.append(ends[at])
-        here = reached[at]
-    return tuple(cuts) if cuts[-1] == ends[-1] else None
+        found.append(end)
+        at, here = end, reached[end]
+    return found if at == len(reached) - 1 else None
 
 
 def lead(counts: Array, cuts: list[tuple[int, ...]], groups: int) -> Array:
