@@ -12,7 +12,6 @@ from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.limits import Limits
-from meshwright.search.polish import polish
 from meshwright.search.solve import Search
 
 
@@ -30,7 +29,6 @@ def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick |
     deadline = time.monotonic() + seconds
     search = Search(job, runtime, limits, DEFAULT, deadline)
     search.run()
-    polish(search)
     proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
     if not search.best:
         return None

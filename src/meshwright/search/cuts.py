@@ -17,6 +17,8 @@ from meshwright.model import Model
 from meshwright.search.limits import Limits
 
 Array = Any
+_TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
+_TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -28,8 +30,12 @@ def places(model: Model, limits: Limits) -> Array:
     return np.array(allowed, dtype=np.int64)
 
 
-def balanced(weights: Array, stages: int, where: Array, model: Model) -> list[tuple[int, ...]]:
-    """Cuts into so many stages that take about the same time; each starts with 0 and ends with the last layer."""
+def balanced(weights: Array, stages: int, where: Array, model: Model, *, tilted: bool) -> list[tuple[int, ...]]:
+    """Cuts into so many stages that take about the same time; each starts with 0 and ends with the last layer.
+
+    `tilted` adds cuts whose stages grow or shrink along the pipeline: where memory is short, stages that hold more
+    micro-batches take fewer layers.
+    """
     count = len(weights)
     if stages == 1:
         return [(0, count)]
@@ -42,7 +48,8 @@ def balanced(weights: Array, stages: int, where: Array, model: Model) -> list[tu
     for allowed in (where, np.intersect1d(where, blocks)):
         if len(allowed) < stages - 1:
             continue
-        found.update(dict.fromkeys(_rounded(weights, stages, allowed)))
+        for tilt in _TILTS if tilted else (0.0,):
+            found.update(dict.fromkeys(_rounded(weights, stages, allowed, tilt)))
         found.update(dict.fromkeys(_packed(weights, stages, allowed)))
     return list(found)
 
@@ -52,14 +59,15 @@ def _between_blocks(model: Model) -> Array:
     return np.array([i for i in range(1, len(layers)) if not layers[i].block or layers[i].block != layers[i - 1].block])
 
 
-def _rounded(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]]:
-    """Each cut at the allowed place nearest to its share of the total."""
+def _rounded(weights: Array, stages: int, allowed: Array, tilt: float = 0.0) -> list[tuple[int, ...]]:
+    """Each cut at the allowed place nearest to its share of the total; the last stage takes `1 + tilt` of a fair one."""
     total = [0.0, *np.cumsum(weights).tolist()]
     places_ = allowed.tolist()
     reached = [total[place] for place in places_]
     at, chosen = -1, [0]
     for s in range(1, stages):
-        target = total[-1] * s / stages
+        part = s / stages
+        target = total[-1] * (part - tilt * part * (1 - part))
         high = len(places_) - (stages - 1 - s) - 1  # leave a place for each cut that follows
         near = bisect_left(reached, target, at + 1, high)
         if near > at + 1 and target - reached[near - 1] <= reached[near] - target:
@@ -126,7 +134,7 @@ class Cutter:
         self.model, self.sort, self.counts = model, sort, counts
         self.places = places(model, limits)
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
-        self._cuts: dict[tuple[int, tuple[float, ...]], list[tuple[int, ...]]] = {}
+        self._cuts: dict[tuple[int, int, tuple[float, ...]], list[tuple[int, ...]]] = {}
         self._leads: dict[tuple[int, int, tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
@@ -134,16 +142,18 @@ class Cutter:
         usual = np.median(seconds[self.sort])
         self._weights[size, micro_batches] = tuple((np.round(20 * seconds / usual) / 20).tolist())
 
-    def cuts(self, stages: int, size: int, micro_batches: int) -> list[tuple[int, ...]]:
+    def cuts(self, stages: int, groups: int, size: int, micro_batches: int) -> list[tuple[int, ...]]:
         weights = self._weights[size, micro_batches]
-        if (stages, weights) not in self._cuts:
+        key = (stages, groups, weights)
+        if key not in self._cuts:
             each = np.maximum(np.array(weights), 1e-3)[self.sort]
-            self._cuts[stages, weights] = balanced(each, stages, self.places, self.model)
-        return self._cuts[stages, weights]
+            tilted = stages == groups and groups <= _TILTED
+            self._cuts[key] = balanced(each, stages, self.places, self.model, tilted=tilted)
+        return self._cuts[key]
 
     def lead(self, stages: int, groups: int, size: int, micro_batches: int) -> Array:
         """Layers of each sort before each group, summed over the groups: (cuts, sort)."""
         key = (stages, groups, self._weights[size, micro_batches])
         if key not in self._leads:
-            self._leads[key] = lead(self.counts, self.cuts(stages, size, micro_batches), groups)
+            self._leads[key] = lead(self.counts, self.cuts(stages, groups, size, micro_batches), groups)
         return self._leads[key]

@@ -20,7 +20,6 @@ from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job, Pipeline, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.limits import Limits
-from meshwright.search.polish import polish
 from meshwright.search.solve import Search
 from meshwright.search.tables import tables
 
@@ -108,7 +107,6 @@ class MixedSearch:
         deadline = self.deadline if self.best else float("inf")
         search = Search(self._alone(group, share), self.runtime, self.limits, self.constants, deadline)
         search.run()
-        polish(search)
         self.explored += search.explored
         self.settled += search.settled
         self._known[group, share] = search

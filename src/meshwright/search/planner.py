@@ -24,7 +24,6 @@ from meshwright.search.closest import NothingFits, closest
 from meshwright.search.layers import faster, layered
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
-from meshwright.search.polish import polish
 from meshwright.search.solve import Search
 
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
@@ -77,7 +76,6 @@ def plan(
     search = Search(job, framework, limits, constants, deadline, progress)
     try:
         search.run()
-        polish(search)
         better = _layered(search, solver, time_limit)
     except KeyboardInterrupt:
         if not search.best:

@@ -28,6 +28,7 @@ from meshwright.search.cuts import Cutter
 from meshwright.search.grids import fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
+from meshwright.search.polish import polished
 from meshwright.search.prices import Chain, Prices, prices, undominated
 from meshwright.search.shapes import Cuts, Found, Setting, Shape
 from meshwright.search.simulated import best_of
@@ -42,6 +43,8 @@ _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
 _ONE_STAGE: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b", "gpipe")
+_POLISHED = 24  # stages of plans whose cuts are moved although they are not yet better
+_NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
 _MOST_VIRTUAL = 8  # stages of one device group
 
 
@@ -148,13 +151,6 @@ class Search:
                 return  # the bound stays that of the tables that were open
             waiting = waiting[some:]
         self.bound = self.limit
-
-    def setting_of(self, shape: Shape) -> Setting:
-        """What a pipeline of this shape is priced with."""
-        if shape.schedule.name == "dualpipev" and any(layer.experts for layer in self.chain.sorts):
-            hides = max(self.runtime.overlap_experts, self.constants.dual_pipe)
-            return replace(self.setting, runtime=replace(self.runtime, overlap_experts=hides))
-        return self.setting
 
     def _over(self) -> bool:
         return self.late
@@ -306,9 +302,14 @@ class Search:
                 near = np.flatnonzero(exact[q] < self.limit)
                 if len(near) and not self._over():
                     self.settled += 1
-                    found = best_of(self.setting, shape, cuts[q], table.take(near), self.modes, self.limit)
-                    if found:
-                        self.best.insert(0, found)
+                    self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, _NEAR * self.limit))
+
+    def _offer(self, found: Found | None) -> None:
+        """Move the cuts of a plan that is near the best; keep it if it is better."""
+        if found and (found.seconds < self.limit or (not self._probing and found.shape.stages <= _POLISHED)):
+            found = polished(self.setting, self.places, self.modes, found)
+        if found and found.seconds < self.limit:
+            self.best.insert(0, found)
 
     def _with_experts(self, part: Choices) -> Choices:
         """Every grid with every folding of the experts over it."""
@@ -362,7 +363,7 @@ class Search:
 
     def cuts(self, shape: Shape) -> list[Cuts]:
         """Cuts of the chain into the stages of a shape."""
-        return self._cutter.cuts(shape.stages, shape.devices, shape.micro_batches)
+        return self._cutter.cuts(shape.stages, shape.groups, shape.devices, shape.micro_batches)
 
 
 class _Priced:

@@ -1,0 +1,63 @@
+"""Layers with ways of their own: real chain problems, solved twice, and plans that are faster for it."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwright as mw
+from meshwright.cost.estimate import estimate
+from meshwright.cost.runtime import RUNTIMES
+from meshwright.plan.rules import check
+from meshwright.search.chain import solve
+from meshwright.search.layers import faster, instance_of, layered, ways_of
+from meshwright.search.limits import Limits
+from meshwright.search.milp import solve_milp
+from meshwright.search.planner import plan
+from meshwright.search.solve import Search
+
+ONE_STAGE = ["zbv", "dualpipev", "zero-bubble", "interleaved"]
+
+
+def searched(model: str, cluster: str, batch: int, precision: str, fix: dict[str, object], forbid: list[str]) -> Search:
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset(cluster), global_batch=batch, precision=precision)
+    search = Search(job, RUNTIMES["meshwright"], Limits.of(fix, forbid))
+    search.run()
+    return search
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "precision", "stages"),
+    [("gpt2-medium", "4xrtx4090", "bf16", 2), ("vit-huge", "2x4xtitan-xp", "fp32", 2)],
+)
+def test_highs_proves_the_same_optimum_of_real_jobs(model: str, cluster: str, precision: str, stages: int) -> None:
+    search = searched(model, cluster, 32, precision, {"pp": stages, "schedule": "gpipe"}, ["offload"])
+    instance = instance_of(search, search.best[0], ways_of(search, search.best[0], 4))
+    ours = solve(instance)
+    assert ours is not None
+    theirs = solve_milp(instance, time_limit=120)
+    assert theirs.gap <= 1e-6
+    assert ours.value == pytest.approx(theirs.value, rel=1e-6)
+
+
+def test_layers_choose_for_themselves_where_memory_is_tight() -> None:
+    search = searched("llama3-8b", "8xrtx4090", 64, "bf16", {}, ["offload", *ONE_STAGE])
+    found = layered(search, search.best[0])
+    assert found is not None
+    check(found, search.job)
+    priced = estimate(search.job, found)
+    assert priced.fits
+    assert faster(search, found) == (priced.step_seconds < search.limit * 0.999)
+    ways = {span.recompute for stage in found.pipelines[0].stages for span in stage.spans}
+    assert len(ways) > 2
+    assert priced.step_seconds < 1.05 * search.limit
+    assert plan(search.job, forbid=["offload", *ONE_STAGE]).estimate.step_seconds <= min(
+        search.limit, priced.step_seconds * 1.001
+    )
+
+
+def test_the_open_solver_plans_too() -> None:
+    job = mw.Job(mw.Model.preset("gpt2-medium"), mw.Cluster.preset("4xrtx4090"), global_batch=32)
+    ours, theirs = (plan(job, solver=solver, time_limit=60, fix={"pp": 2}) for solver in ("exact", "milp"))
+    assert theirs.plan.search is not None
+    assert theirs.plan.search["solver"] == "milp"
+    assert theirs.estimate.step_seconds == pytest.approx(ours.estimate.step_seconds, rel=1e-6)
