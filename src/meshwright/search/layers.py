@@ -8,6 +8,7 @@ replaces the search's only if it is faster.
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from meshwright.cost.collectives import send_seconds
 from meshwright.cost.estimate import estimate
+from meshwright.cost.memory import plan_memory
 from meshwright.cost.stage import grid, relayout_seconds
 from meshwright.plan import Pipeline, Plan, Span, Stage, in_flight
 from meshwright.plan.spans import device_text, span_name
@@ -28,6 +30,7 @@ from meshwright.search.solve import Search
 
 Array = Any
 _WORTH = 1e-3  # a plan of many spans must be faster by this part
+_TRIES = 4
 _WAYS = 6  # choices x modes that a layer may choose from
 Way = tuple[int, int]  # row of the table, mode
 
@@ -38,15 +41,28 @@ def layered(search: Search, found: Found, solver: str = "exact", time_limit: flo
         return None
     ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
+    for _ in range(_TRIES):
+        solved = _solved(instance, solver, time_limit)
+        if solved is None:
+            return None
+        plan = _plan(search, found, ways, *solved)
+        short = [row.short_by for row in plan_memory(plan, search.job, search.runtime)]
+        if not any(short):
+            return plan
+        # Buffers of other grids and blocks in parts take a little more or less than the chain problem counts.
+        instance = dataclasses.replace(instance, memory=np.maximum(instance.memory - 1.02 * np.array(short), 0.0))
+    return None
+
+
+def _solved(instance: Instance, solver: str, time_limit: float | None) -> tuple[Any, Any] | None:
+    """Cuts and strategies, by the exact search or by HiGHS."""
     if solver == "milp":
         from meshwright.search.milp import solve_milp
 
         answer = solve_milp(instance, time_limit)
-        if not np.isfinite(answer.value):
-            return None
-        return _plan(search, found, ways, answer.cuts, answer.strategies)
-    solved = solve(instance)
-    return _plan(search, found, ways, solved.cuts, solved.strategies) if solved else None
+        return (answer.cuts, answer.strategies) if np.isfinite(answer.value) else None
+    found = solve(instance)
+    return (found.cuts, found.strategies) if found else None
 
 
 def faster(search: Search, plan: Plan | None) -> bool:
@@ -75,7 +91,7 @@ def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = Fal
     chosen = [*sorted(own), *(way for way in front[::step] if way not in own)]
     if fill:
         chosen += [(row, mode) for mode, row in order if (row, mode) not in chosen]
-    return chosen[:most]
+    return chosen[: max(most, len(own) + 2)]
 
 
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
@@ -95,20 +111,20 @@ def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
         for per_byte, fixed in search.setting.links(shape.devices, worst):
             send = np.maximum(send, 2 * (passed * per_byte + fixed))
     flight = [in_flight(shape.schedule, shape.groups, shape.micro_batches, g)[0][0] for g in range(shape.groups)]
-    states = table.states[:, rows][sort] + _buffers(search, found, rows)[sort]
+    memory = room.memory - room.overhead - _buffers(search, found)
     return Instance(
-        time, states, room.loose * table.kept[modes, :, rows].T[sort], np.array(flight), room.memory - room.overhead,
-        _relayouts(search, found, ways), send, shape.micro_batches, room.loose * table.moment[modes, :, rows].T[whole],
+        time, table.states[:, rows][sort], room.loose * table.kept[modes, :, rows].T[sort], np.array(flight),
+        np.maximum(memory, 0.0), _relayouts(search, found, ways), send, shape.micro_batches, room.loose * table.moment[modes, :, rows].T[whole],
     )  # fmt: skip
 
 
-def _buffers(search: Search, found: Found, rows: Array) -> Array:
-    """A stage's input buffers, spread over its layers."""
-    if not search.runtime.receive_buffers or found.shape.stages == 1:
-        return np.zeros((len(search.chain.sorts), len(rows)))
-    each = 2 * found.shape.micro_batches * found.table.received[:, rows].max(axis=0)
-    per_stage = max(len(search.chain.sort) // found.shape.stages, 1)
-    return np.broadcast_to(search.setting.room.loose * each / per_stage, (len(search.chain.sorts), len(rows)))
+def _buffers(search: Search, found: Found) -> Array:
+    """(stage,): bytes of its buffers for inputs and for gradients of outputs, under the best plan's grid."""
+    stages = found.shape.stages
+    if not search.runtime.receive_buffers or stages == 1:
+        return np.zeros(stages)
+    each = search.setting.room.loose * found.shape.micro_batches * float(found.table.received[:, found.row].max())
+    return each * (2.0 - (np.arange(stages) == 0) - (np.arange(stages) == stages - 1))
 
 
 def _block(search: Search, layer: int) -> tuple[int, int]:
