@@ -114,7 +114,8 @@ def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
     memory = room.memory - room.overhead - _buffers(search, found)
     return Instance(
         time, table.states[:, rows][sort], room.loose * table.kept[modes, :, rows].T[sort], np.array(flight),
-        np.maximum(memory, 0.0), _relayouts(search, found, ways), send, shape.micro_batches, room.loose * table.moment[modes, :, rows].T[whole],
+        np.maximum(memory, 0.0), _relayouts(search, found, ways), send, shape.micro_batches,
+        room.loose * table.moment[modes, :, rows].T[whole],
     )  # fmt: skip
 
 
