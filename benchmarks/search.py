@@ -17,9 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -28,15 +26,11 @@ from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
 from meshwright.model import presets
 from meshwright.search.chain import solve
-from meshwright.search.grids import all_grids
-from meshwright.search.layers import instance_of, ways_of
+from meshwright.search.layers import instance_of, ways_of, with_all_choices
 from meshwright.search.limits import Limits
 from meshwright.search.milp import solve_milp
 from meshwright.search.planner import plan
-from meshwright.search.prices import prices
-from meshwright.search.shapes import Found
 from meshwright.search.solve import Search
-from meshwright.search.ways import bare, joined, with_states
 
 LARGE = [
     ("llama3.1-405b", "2048x8xh100", 2048, 8192),
@@ -122,7 +116,7 @@ def show_solvers(limit: float) -> None:
         if not search.best:
             table.add_row(model, cluster, "nothing fits in 4 stages")
             continue
-        best = _with_all_choices(search)
+        best = with_all_choices(search, search.best[0])
         instance = instance_of(search, best, ways_of(search, best, 12, fill=True))
         started = time.process_time()
         ours = solve(instance)
@@ -140,17 +134,6 @@ def show_solvers(limit: float) -> None:
     out = Console(width=130)
     out.print(table)
     out.print(f"median {statistics.median(ratios):.0f}x, least {min(ratios):.0f}x")
-
-
-def _with_all_choices(search: Search) -> Found:
-    """The best shape with every choice of its stage size and micro-batch, not only those that may win."""
-    best, job = search.best[0], search.job
-    grids = all_grids(job, search.site.fabric, search.limits)
-    samples = job.global_batch // best.shape.micro_batches
-    rows = np.flatnonzero((grids.devices == best.shape.devices) & (samples % grids.dp == 0))
-    every, _ = with_states(bare(grids.take(rows), samples // grids.dp[rows]), job, search.limits)
-    own = best.table.choices.take(np.array([best.row]))
-    return replace(best, table=prices(job, search.chain, joined([own, every]), search.modes, search.site), row=0)
 
 
 def main() -> None:

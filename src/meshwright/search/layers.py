@@ -25,12 +25,15 @@ from meshwright.search.build import repeated
 from meshwright.search.chain import solve
 from meshwright.search.chain_paths import Instance
 from meshwright.search.modes import Mode
+from meshwright.search.prices import prices
 from meshwright.search.shapes import Found
 from meshwright.search.solve import Search
+from meshwright.search.ways import joined
 
 Array = Any
-_WORTH = 1e-3  # a plan of many spans must be faster by this part
+_WORTH = 1e-5  # a plan of many spans must be faster by this part
 _TRIES = 4
+_MOST_CHOICES = 4000  # that are priced for it
 _WAYS = 6  # choices x modes that a layer may choose from
 Way = tuple[int, int]  # row of the table, mode
 
@@ -39,6 +42,7 @@ def layered(search: Search, found: Found, solver: str = "exact", time_limit: flo
     """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages."""
     if found.shape.schedule.virtual > 1:
         return None
+    found = with_all_choices(search, found)
     ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
     for _ in range(_TRIES):
@@ -73,10 +77,20 @@ def faster(search: Search, plan: Plan | None) -> bool:
     return priced.fits and priced.step_seconds < search.limit * (1 - _WORTH)
 
 
+def with_all_choices(search: Search, found: Found) -> Found:
+    """A plan beside every choice of its stage size and micro-batch, not only those that may win on their own."""
+    every = search.choices_of(found.shape)
+    if len(every) > _MOST_CHOICES:
+        return found
+    own = found.table.choices.take(np.array([found.row]))
+    table = prices(search.job, search.chain, joined([own, every]), search.modes, search.site)
+    return dataclasses.replace(found, table=table, row=0)
+
+
 def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
     """Ways that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
-    seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
+    seconds = np.einsum("s,rsc->rc", every, _seconds(search, found))
     flight = max(in_flight(found.shape.schedule, found.shape.groups, found.shape.micro_batches, 0)[0])
     need = np.einsum("s,rsc->rc", every, room.loose * flight * table.kept) + np.einsum("s,sc->c", every, table.states)
     own = {(found.row, mode) for first, second, _ in found.modes for mode in (first, second)}
@@ -94,12 +108,19 @@ def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = Fal
     return chosen[: max(most, len(own) + 2)]
 
 
+def _seconds(search: Search, found: Found) -> Array:
+    """(mode, sort, choice): of one micro-batch, with its part of what ends a step."""
+    table = found.table
+    end = table.update + search.constants.contention * (table.reduce + table.gather)
+    return table.forward + table.backward + end / found.shape.micro_batches
+
+
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
     """The chain problem: seconds and bytes of every layer under every way."""
     table, chain, room, shape = found.table, search.chain, search.setting.room, found.shape
     rows, modes = (np.array([way[i] for way in ways]) for i in (0, 1))
     sort = chain.sort
-    time = (table.forward + table.backward)[modes, :, rows].T[sort]
+    time = _seconds(search, found)[modes, :, rows].T[sort]
     whole = np.array([chain.pieces_in(*_block(search, i))[0] for i in range(len(sort))])
     passed = table.passed_on[:, rows][sort]
     send = np.zeros_like(passed)

@@ -25,7 +25,7 @@ from meshwright.plan import Job
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
 from meshwright.search.bounds import least_seconds, pooled_seconds, quick_seconds
 from meshwright.search.cuts import Cutter
-from meshwright.search.grids import fold, foldings
+from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.polish import polished
@@ -303,6 +303,14 @@ class Search:
                 if len(near) and not self._over():
                     self.settled += 1
                     self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, _NEAR * self.limit))
+
+    def choices_of(self, shape: Shape) -> Choices:
+        """Every choice of a shape's stage size and micro-batch, whether it may win or not."""
+        grids = all_grids(self.job, self.site.fabric, self.limits)
+        samples = self.job.global_batch // shape.micro_batches
+        rows = np.flatnonzero((grids.devices == shape.devices) & (samples % grids.dp == 0))
+        full = self._with_experts(bare(grids.take(rows), samples // grids.dp[rows]))
+        return with_states(full, self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
         """Move the cuts of a plan that is near the best; keep it if it is better."""
