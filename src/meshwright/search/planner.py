@@ -27,6 +27,8 @@ from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
 
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
+_NEAR = 1.03  # of the best plan's time: where layers may begin to choose for themselves
+_STARTS = 3
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
 
@@ -95,8 +97,14 @@ def _layered(search: Search, solver: str, time_limit: float | None) -> Plan | No
         return None
     if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
         return None
-    found = layered(search, search.best[0], solver, time_limit)
-    return found if faster(search, found) else None
+    starts = {found.shape: found for found in reversed(search.best) if found.seconds < _NEAR * search.limit}
+    plans = [layered(search, found, solver, time_limit) for found in list(starts.values())[-_STARTS:]]
+    priced = [
+        (estimate(search.job, p, search.runtime, search.constants).step_seconds, p)
+        for p in plans
+        if faster(search, p) and p
+    ]
+    return min(priced, key=lambda pair: pair[0])[1] if priced else None
 
 
 def supported(job: Job) -> None:
