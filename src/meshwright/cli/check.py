@@ -7,7 +7,15 @@ from typing import Any
 import click
 import msgspec
 
-from meshwright.cli.common import as_json, job_options, load_plan, notes_on, print_json, runtime_option
+from meshwright.cli.common import (
+    as_json,
+    job_options,
+    load_plan,
+    notes_on,
+    own_runtime_option,
+    print_json,
+    runtime_named,
+)
 from meshwright.cost import RUNTIMES
 from meshwright.plan.estimate import StageMemory
 from meshwright.units import size
@@ -29,9 +37,9 @@ Exit codes: 0 valid and fits, 1 valid but does not fit, 2 not valid (names the r
 @click.command("check", epilog=EPILOG)
 @click.argument("plan", type=click.Path())
 @job_options
-@runtime_option
+@own_runtime_option
 @as_json
-def command(plan: str, runtime: str, json_: bool, **options: Any) -> None:
+def command(plan: str, runtime: str | None, json_: bool, **options: Any) -> None:
     """Check a plan: every rule it must keep, and whether it fits into memory.
 
     PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
@@ -39,7 +47,7 @@ def command(plan: str, runtime: str, json_: bool, **options: Any) -> None:
     from meshwright.cost import fits, plan_memory  # numpy is loaded here, not at the start
 
     document, job = load_plan(plan, options)
-    memory = plan_memory(document, job, RUNTIMES[runtime])
+    memory = plan_memory(document, job, RUNTIMES[runtime_named(document, runtime)])
     notes = notes_on(document, job)
     if json_:
         facts = _facts(memory)

@@ -25,18 +25,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs instead of text for people.")
 
 
-runtime_option = click.option(
-    "--runtime",
-    type=click.Choice(list(RUNTIMES), case_sensitive=False),
-    default="meshwright",
-    help="The framework that runs it (default meshwright).",
-)
-
 own_runtime_option = click.option(
     "--runtime",
     type=click.Choice(list(RUNTIMES), case_sensitive=False),
     help="The framework that runs it (default: the plan's or the target's own, else meshwright).",
 )
+
+
+def runtime_named(plan: Plan, asked: str | None) -> str:
+    """The framework a plan is priced for: the one asked for, else the one it was searched for."""
+    name = asked or (plan.search or {}).get("runtime", "meshwright")
+    if name not in RUNTIMES:
+        raise InputError(f"is {name!r}", field="search.runtime", valid=", ".join(RUNTIMES))
+    return str(name)
 
 
 def print_json(value: object) -> None:

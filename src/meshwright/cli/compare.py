@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.common import as_json, console, job_options, load_plans, own_runtime_option, print_json
+from meshwright.cli.common import (
+    as_json,
+    console,
+    job_options,
+    load_plans,
+    own_runtime_option,
+    print_json,
+    runtime_named,
+)
 
 if TYPE_CHECKING:
     from meshwright.search.compare import Comparison
@@ -36,10 +44,9 @@ def command(a: str, b: str, runtime: str | None, json_: bool, **options: Any) ->
     """
     pairs = load_plans((a, b), options)
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
-    from meshwright.search.brief import runtime_of
     from meshwright.search.compare import compare
 
-    first, second = (estimate(job, plan, runtime or runtime_of(plan)) for plan, job in pairs)
+    first, second = (estimate(job, plan, runtime_named(plan, runtime)) for plan, job in pairs)
     found = compare(first, second)
     if json_:
         print_json(found.to_table())

@@ -15,9 +15,10 @@ from meshwright.cli.common import (
     console,
     load_plan,
     notes_on,
+    own_runtime_option,
     plan_options,
     print_json,
-    runtime_option,
+    runtime_named,
 )  # fmt: skip
 from meshwright.errors import InputError
 from meshwright.files import write_text
@@ -48,12 +49,12 @@ Exit codes: 0 it fits, 1 it does not fit into memory, 2 bad input.
 @click.argument("cluster", required=False, shell_complete=complete_clusters)
 @click.option("--plan", "short", help="How to train it: tp=8,pp=4,zero=1, or a file.")
 @plan_options
-@runtime_option
+@own_runtime_option
 @click.option("--timeline", type=click.Path(), help="Write the step as a Chrome/Perfetto trace.")
 @click.option("--html", type=click.Path(), help="Write a page with the timeline and memory bars.")
 @as_json
 def command(
-    what: str, cluster: str | None, short: str | None, runtime: str, timeline: str | None, html: str | None,
+    what: str, cluster: str | None, short: str | None, runtime: str | None, timeline: str | None, html: str | None,
     json_: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Predict step time, throughput and memory of any plan, and where the time goes.
@@ -66,7 +67,7 @@ def command(
     from meshwright.cost import fits
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
 
-    found = estimate(job, document, runtime)
+    found = estimate(job, document, runtime_named(document, runtime))
     if timeline:
         from meshwright.cost.trace import chrome_trace
 

@@ -14,6 +14,7 @@ from meshwright.cli.common import (
     notes_on,
     own_runtime_option,
     print_json,
+    runtime_named,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -45,10 +46,9 @@ def command(plan: str, runtime: str | None, seconds: float | None, json_: bool, 
     PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
     """
     document, job = load_plan(plan, options)
-    from meshwright.search.brief import runtime_of  # numpy is loaded here, not at the start
     from meshwright.search.explain import BUDGET, explain
 
-    found = explain(job, document, runtime or runtime_of(document), seconds=BUDGET if seconds is None else seconds)
+    found = explain(job, document, runtime_named(document, runtime), seconds=BUDGET if seconds is None else seconds)
     notes = notes_on(document, job)
     if json_:
         print_json(found.to_table() | {"notes": notes})

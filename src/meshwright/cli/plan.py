@@ -65,7 +65,7 @@ def command(
     fix: tuple[str, ...], forbid: tuple[str, ...], top: int, output: str | None, html: str | None, why: bool | None,
     json_: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Find the fastest plan for a model on a cluster, and prove that nothing is faster.
+    """Find the fastest plan for a model on a cluster, and prove that nothing in the searched space is faster.
 
     MODEL is a preset or a config.json, CLUSTER a text such as 8x8xh100 or a .toml file.
     """
@@ -83,13 +83,15 @@ def command(
     fits(list(answer.estimate.memory))  # a plan that is printed is one that runs
     reason = watch.reason
     said = not json_ if why is None else why
-    explanation, others = _explained(answer, top) if (said or html) and not watch.interrupted else (None, ())
     document = answer.plan
+    if output:
+        document.save(output)  # before it is explained: nothing that was found is lost
+    explanation, others = _explained(answer, top) if (said or html) and not watch.interrupted else (None, ())
     if json_ and explanation and said:
         more = {"why": explanation.to_table(), "runners_up": [r.to_table() for r in others]}
         document = replace(document, search={**(document.search or {}), **more})
-    if output:
-        document.save(output)
+        if output:
+            document.save(output)
     notes = notes_on(document, job)
     line = proof(document.search or {}, reason)
     if html:
@@ -116,11 +118,15 @@ def _writable(output: str | None, html: str | None) -> None:
             raise InputError(f"there is no folder '{os.path.dirname(path)}'", field=option)
 
 
-def _explained(answer: Answer, top: int) -> tuple[Explanation, tuple[RunnerUp, ...]]:
+def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[RunnerUp, ...]]:
+    """What limits it, and what comes after it; an interrupt leaves this out, not the plan."""
     from meshwright.search.explain import explain, runners_up
 
     found = answer.estimate
-    return explain(found.job, answer.plan, found.runtime), runners_up(answer, most=top)
+    try:
+        return explain(found.job, answer.plan, found.runtime), runners_up(answer, most=top)
+    except KeyboardInterrupt:
+        return None, ()
 
 
 def _print(answer: Answer, line: str, explanation: Explanation | None, others: tuple[RunnerUp, ...]) -> None:

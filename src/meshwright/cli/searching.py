@@ -80,7 +80,7 @@ def proof(facts: dict[str, Any], reason: str) -> str:
     """How good a found plan is, in one line."""
     looked = f"{facts['explored']:,} candidates in {facts['seconds']:.2f} s"
     if facts["optimal"]:
-        return f"proven optimal: bound equals value, {looked}"
+        return f"proven optimal in the searched space: bound equals value, {looked}"
     return f"gap {facts['gap']:.1%}: {reason}; nothing is faster than {facts['bound']:.4g} s, {looked}"
 
 

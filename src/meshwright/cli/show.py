@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.common import as_json, console, job_options, load_plan, notes_on
+from meshwright.cli.common import as_json, console, job_options, load_plan, notes_on, own_runtime_option, runtime_named
 
 EPILOG = """
 \b
@@ -20,8 +20,9 @@ Examples:
 @click.command("show", epilog=EPILOG)
 @click.argument("plan", type=click.Path())
 @job_options
+@own_runtime_option
 @as_json
-def command(plan: str, json_: bool, **options: Any) -> None:
+def command(plan: str, runtime: str | None, json_: bool, **options: Any) -> None:
     """Draw a plan in the terminal: which devices run which layers how, and what fills their memory.
 
     PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
@@ -30,10 +31,10 @@ def command(plan: str, json_: bool, **options: Any) -> None:
     if json_:
         click.echo(document.to_json(), nl=False)
         return
-    from meshwright.cost import plan_memory  # numpy is loaded here, not at the start
+    from meshwright.cost import RUNTIMES, plan_memory  # numpy is loaded here, not at the start
     from meshwright.plan.picture import draw
 
     out = console()
-    out.print(draw(document, job, plan_memory(document, job), out.width))
+    out.print(draw(document, job, plan_memory(document, job, RUNTIMES[runtime_named(document, runtime)]), out.width))
     for note in notes_on(document, job):
         out.print(f"note: {note}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.cost.runtime import RUNTIMES, Runtime
+from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
@@ -50,14 +50,6 @@ def limits_of(plan: Plan) -> Limits:
         return Limits.of(fixed, names)
     except InputError as error:
         raise error.at(field="search") from None
-
-
-def runtime_of(plan: Plan) -> str:
-    """The framework that a plan was searched for; ours for a plan written by hand."""
-    name = (plan.search or {}).get("runtime", "meshwright")
-    if not isinstance(name, str):
-        raise InputError(f"is {name!r}", field="search.runtime", valid=", ".join(RUNTIMES))
-    return name
 
 
 class Clock:

@@ -80,7 +80,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     if job.optimizer == "adamw":
         yield "optimizer adamw-8bit is enough", replace(job, optimizer="adamw-8bit")
     cluster, group = job.cluster, job.cluster.groups[0]
-    for factor in (2, 4, 8, 16, 32, 64):
+    for factor in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64):
         groups = (replace(group, nodes=group.nodes * factor), *cluster.groups[1:])
         more = replace(cluster, groups=groups)
         yield f"{group.nodes * factor} nodes instead of {group.nodes} are enough", replace(job, cluster=more)

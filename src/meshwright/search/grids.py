@@ -134,7 +134,7 @@ def _allowed(limits: Limits, **degrees: int) -> bool:
 
 
 def _sp(limits: Limits, sp: int, tp: int) -> bool:
-    return (not sp or limits.allows("sp")) and (tp == 1 or limits.keeps("sp", "true" if sp else "false"))
+    return (not sp or limits.allows("sp")) and limits.keeps("sp", "true" if sp else "false")
 
 
 def _head_cuts(layers: tuple[Layer, ...]) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import InputError, UnknownName
+from meshwright.plan import parse_short
 from meshwright.plan.schedule import V_SHAPED
 
 # Names of a fixed value, with the smallest it may be; strings are checked where they are used.
@@ -44,15 +45,17 @@ class Limits:
     forbidden: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(fixed: Mapping[str, Any] | None = None, forbidden: Iterable[str] = ()) -> Limits:
+    def of(fixed: Mapping[str, Any] | str | None = None, forbidden: Iterable[str] = ()) -> Limits:
         """Checked: every name and value must be one that the search knows."""
-        names = frozenset(forbidden)
+        names = frozenset(forbidden.split(",") if isinstance(forbidden, str) else forbidden)
+        if isinstance(fixed, str):
+            fixed = parse_short(fixed)
         for name in sorted(names):
             if name not in FORBIDDABLE:
                 raise UnknownName("choice to forbid", name, FORBIDDABLE, see=", ".join(FORBIDDABLE))
         found = {name: _checked(name, value) for name, value in (fixed or {}).items()}
         for name, value in found.items():
-            if name in names and value not in (1, "none", "false"):
+            if (name in names and value not in (1, "none", "false")) or value in names or f"{name}{value}" in names:
                 raise InputError(f"{name} is fixed to {value} and forbidden", field="fix", valid="one of the two")
         return Limits(found, names)
 

@@ -51,7 +51,7 @@ def plan(
     job: Job,
     runtime_name: str | Runtime = "meshwright",
     *,
-    fix: Mapping[str, Any] | None = None,
+    fix: Mapping[str, Any] | str | None = None,
     forbid: Iterable[str] = (),
     time_limit: float | None = None,
     solver: str = "exact",
@@ -73,6 +73,8 @@ def plan(
     if solver not in SOLVERS:
         raise UnknownName("solver", solver, SOLVERS, see=", ".join(SOLVERS)).at(field="solver")
     supported(job)
+    if max(limits.fixed.get("ep", 1), limits.fixed.get("etp", 1)) > 1 and not any(x.experts for x in job.model.layers):
+        raise InputError(f"{job.model.name} has no experts", field="fix ep", valid="ep and etp of 1")
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
     search = Search(job, framework, limits, constants, deadline, progress)

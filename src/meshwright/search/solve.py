@@ -98,9 +98,10 @@ class Search:
         if apart:
             apart.best = self.best
             others = apart._tables()
-            apart._probe(others)
-            apart._search(others)
-            self.best = apart.best
+            if not self.late:
+                apart._probe(others)
+                apart._search(others)
+                self.best = apart.best
         self._search(waiting)
         if apart:  # each search proves its part of the space
             self.bound = min(self.bound, apart.bound)
@@ -355,7 +356,8 @@ class Search:
         names = self._names
         virtual = self.limits.fixed.get("virtual")
         if groups == 1:
-            if virtual in (None, 1) and names != ["dualpipev"]:
+            fixed = self.limits.fixed.get("schedule")
+            if virtual in (None, 1) and names != ["dualpipev"] and fixed in (None, "1f1b", "gpipe"):
                 yield Schedule(name="1f1b" if "1f1b" in names or "gpipe" not in names else "gpipe")
             return
         for name in V_SHAPED:
