@@ -155,7 +155,7 @@ def test_explain(meshwright: Run, written: Path) -> None:
     for words in ("where the step goes", "limited by", "devices 0-3: bound by", "what would help"):
         assert words in text
     by_hand = ["tp=2,pp=2", "--model", "llama3-8b", "--cluster", "8xh100", "--batch", "64", "--seq", "8192"]
-    assert "the best plan: +" in meshwright("explain", *by_hand).stdout
+    assert "the best plan: +" in meshwright("explain", *by_hand, "--seconds", "30").stdout
     facts = json.loads(meshwright("explain", *by_hand, "--seconds", "0", "--json").stdout)
     assert sum(facts["seconds"].values()) == pytest.approx(facts["step_time_s"])
     assert facts["helps"] == []
