@@ -11,7 +11,9 @@ from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
+from meshwright.search.layers import best_layered
 from meshwright.search.limits import Limits
+from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
 
 
@@ -27,16 +29,16 @@ class Quick:
 def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick | None:
     """The best plan found in so many seconds under some limits; nothing if none was found."""
     deadline = time.monotonic() + seconds
-    search = Search(job, runtime, limits, DEFAULT, deadline)
-    search.run()
-    proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
-    if not search.best:
-        return None
-    document = plan_of(job, search.best[0], search.modes)
-    found = estimate(job, document, runtime)
-    if not found.fits:  # groups of smaller devices, whose memory the search does not look at yet
-        return None
-    return Quick(document, found, proven)
+    if len(job.cluster.groups) > 1:
+        mixed = MixedSearch(job, runtime, limits, DEFAULT, deadline)
+        mixed.run()
+        plan, proven = (mixed.best[0][1] if mixed.best else None), mixed.finished
+    else:
+        search = Search(job, runtime, limits, DEFAULT, deadline)
+        search.run()
+        proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
+        plan = best_layered(search) or (plan_of(job, search.best[0], search.modes) if search.best else None)
+    return Quick(plan, estimate(job, plan, runtime), proven) if plan else None
 
 
 def limits_of(plan: Plan) -> Limits:

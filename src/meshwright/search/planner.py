@@ -21,15 +21,12 @@ from meshwright.plan.rules.case import Case
 from meshwright.plan.rules.choices import precision_supported
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
-from meshwright.search.layers import faster, layered
+from meshwright.search.layers import best_layered
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
 
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
-_NEAR = 1.03  # of the best plan's time: where layers may begin to choose for themselves
-_STARTS = 3
-_MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
 
 
@@ -80,7 +77,7 @@ def plan(
     search = Search(job, framework, limits, constants, deadline, progress)
     try:
         search.run()
-        better = _layered(search, solver, time_limit)
+        better = best_layered(search, solver, time_limit)
     except KeyboardInterrupt:
         if not search.best:
             raise
@@ -91,22 +88,6 @@ def plan(
         raise closest(search)
     plans = [plan_of(job, found, search.modes) for found in search.best[:6]]
     return _answered(search, [better, *plans] if better else plans, time.monotonic() - started, solver)
-
-
-def _layered(search: Search, solver: str, time_limit: float | None) -> Plan | None:
-    """A plan whose layers choose for themselves, where it is worth its many spans."""
-    if not search.best or search.late or not search.limits.allows("mixed"):
-        return None
-    if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
-        return None
-    starts = {found.shape: found for found in reversed(search.best) if found.seconds < _NEAR * search.limit}
-    plans = [layered(search, found, solver, time_limit) for found in list(starts.values())[-_STARTS:]]
-    priced = [
-        (estimate(search.job, p, search.runtime, search.constants).step_seconds, p)
-        for p in plans
-        if faster(search, p) and p
-    ]
-    return min(priced, key=lambda pair: pair[0])[1] if priced else None
 
 
 def supported(job: Job) -> None:
