@@ -6,6 +6,7 @@ devices in one pool; with the memory of each group of devices.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,38 @@ import numpy as np
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Cuts, Setting, Shape, received, sends, stages_of
 from meshwright.search.tables import Table
-from meshwright.search.timing import StageTimes, alive, least_ends, membership, pick, quick_ends
+from meshwright.search.timing import SPLIT, StageTimes, alive, least_ends, membership, pick, quick_ends
 
 Array = Any
+Columns = tuple[Array, Array, Array, Array]  # (sort, choice): forward, backward, weight gradient, bytes passed on
 
 
-def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices | Table) -> Array:
-    """(cuts, choice): no plan is faster, as if nothing had to be repeated; of a table, its one ideal choice."""
-    if isinstance(table, Prices):
-        free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
-    else:
-        ideal = (table.forward, table.backward, 0 * table.backward, table.passed_on)
-        free = _free_times(setting, shape, cuts, *(column[:, None] for column in ideal))
+def shortest(shape: Shape, early: Array) -> Array:
+    """The least part of all groups' work in which a pipeline ends, whatever its cuts.
+
+    A group begins when those before it have passed the first micro-batch on: V >= t_1 + .. + t_(k-1) + m t_k for each
+    group k. The sum of all t is largest where all are equalities: t_k = t_1 (1 - 1/m)^(k-1), V = m t_1. Where only the
+    forward pass stands before a group, it is the part `early` of t.
+    """
+    p, m = shape.groups, shape.micro_batches
+    if shape.schedule.virtual > 1:
+        return 1 / p
+    early = np.maximum(early, 1e-6) if shape.schedule.name in SPLIT else 1.0
+    return early / m / (1 - (1 - early / m) ** p)
+
+
+def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Columns) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated and nothing followed the last micro-batch."""
+    free = _free_times(setting, shape, cuts, columns)
     done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
     return setting.total(shape, done).reshape(len(cuts), -1)
+
+
+def plain_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
+    free = _free_times(setting, shape, cuts, columns_of(table))
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
+    return setting.total(shape, joined(done, *ending(setting, shape, cuts, table, free))).reshape(len(cuts), -1)
 
 
 def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
@@ -67,29 +86,36 @@ def least_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Price
     could be mixed in any proportion (the lower hull of seconds over bytes).
     """
     size = (len(cuts), len(table.choices))
-    free = _free_times(setting, shape, cuts, table.forward[0], table.backward[0], table.weight, table.passed_on)
-    late = _ending(setting, shape, cuts, table, free)
+    free = _free_times(setting, shape, cuts, columns_of(table))
+    late = ending(setting, shape, cuts, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
-    bound = setting.total(shape, _joined(done, *late)).reshape(size)
+    bound = setting.total(shape, joined(done, *late)).reshape(size)
     near = np.flatnonzero((bound < limit).any(axis=0))
     if not len(near) or len(table.kept) == 1:
         return bound
     extra = _memory_asks(setting, shape, cuts, table.take(near))
     wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), extra)
-    exact = setting.total(shape, _joined(done, late[0][wide], late[1][wide]))
+    exact = setting.total(shape, joined(done, late[0][wide], late[1][wide]))
     bound[:, near] = exact.reshape(len(cuts), len(near))
     return bound
 
 
-def _joined(done: Array, late: Array, update: Array) -> Array:
+def joined(done: Array, late: Array, update: Array) -> Array:
     return (done + late).max(axis=1) + update.max(axis=1)
 
 
-def _free_times(
-    setting: Setting, shape: Shape, cuts: list[Cuts], forward: Array, backward: Array, weight: Array, passed_on: Array
-) -> StageTimes:
+def columns_of(table: Prices | Table) -> Columns:
+    """What bounds need of every choice with nothing repeated; of a table, its one ideal choice."""
+    if isinstance(table, Prices):
+        return table.forward[0], table.backward[0], table.weight, table.passed_on
+    ideal = (table.forward, table.backward, 0 * table.backward, table.passed_on)
+    return tuple(column[:, None] for column in ideal)
+
+
+def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Columns) -> StageTimes:
     """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
+    forward, backward, weight, passed_on = columns
     chain, count = setting.chain, forward.shape[1]
     where = np.array(cuts)
     held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
@@ -109,8 +135,14 @@ def _group_counts(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
     return held[:, stages_of(shape)]
 
 
-def _ending(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes) -> tuple[Array, Array]:
-    """(candidate, group): what gradients and parameters delay each group, and its update. Tied weights apart."""
+def ending(
+    setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes,
+    tied: dict[int, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """(candidate, group): what gradients and parameters delay each group, and its update.
+
+    `tied`: seconds in which gradients of tied weights travel to their own layer, by group.
+    """
     held = _group_counts(setting, shape, cuts).sum(axis=2)
     present = held > 0
 
@@ -118,13 +150,23 @@ def _ending(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, tim
         return np.einsum("qgs,sc->qcg", held, per_sort).reshape(-1, shape.groups)
 
     def once(per_sort: Array) -> Array:
-        return (present[:, None] * per_sort.T[None, :, None]).max(axis=3).reshape(-1, shape.groups)
+        """Latency does not depend on how much a layer holds, so that few rows differ."""
+        most = np.zeros((len(cuts), per_sort.shape[1], shape.groups))
+        alike: dict[bytes, list[int]] = {}
+        for i, row in enumerate(per_sort):
+            alike.setdefault(row.tobytes(), []).append(i)
+        for sorts in alike.values():
+            np.maximum(most, present[:, None, :, sorts].any(axis=3) * per_sort[sorts[0], :, None], out=most)
+        return most.reshape(-1, shape.groups)
 
     member = membership(shape.schedule, shape.stages)
     windows = [times.backward @ member, times.forward @ member]
     late = np.zeros_like(windows[0])
+    reduce = total(table.reduce) + once(table.once[0])
+    for group, seconds in (tied or {}).items():
+        reduce[:, group] += seconds
     for moved, window, hides in (
-        (total(table.reduce) + once(table.once[0]), windows[0], setting.runtime.overlap_gradients),
+        (reduce, windows[0], setting.runtime.overlap_gradients),
         (total(table.gather) + once(table.once[1]), windows[1], setting.runtime.overlap_parameters),
     ):
         under = np.minimum(moved, window) if hides else 0.0
@@ -180,8 +222,15 @@ def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
 
 def _present_pieces(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
     """(cuts, group, piece): 1 where a group runs one."""
-    found = np.zeros((len(cuts), shape.stages, len(setting.chain.pieces)))
-    for q, cut in enumerate(cuts):
-        for s in range(shape.stages):
-            found[q, s, setting.chain.pieces_in(cut[s], cut[s + 1])] = 1
+    found = np.stack([_pieces_of(setting, cut) for cut in cuts])
     return found[:, stages_of(shape)].max(axis=2)
+
+
+def _pieces_of(setting: Setting, cut: Cuts) -> Array:
+    """(stage, piece): 1 where a stage runs one."""
+    if cut not in setting.pieces:
+        found = np.zeros((len(cut) - 1, len(setting.chain.pieces)))
+        for s, where in enumerate(pairwise(cut)):
+            found[s, setting.chain.pieces_in(*where)] = 1
+        setting.pieces[cut] = found
+    return setting.pieces[cut]

@@ -7,7 +7,7 @@ whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import comb
 from typing import Any
 
@@ -19,6 +19,7 @@ from meshwright.search.limits import Limits
 Array = Any
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
+_CLOSE = 1e-3  # of the longest stage: weights are no finer
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -48,9 +49,10 @@ def balanced(weights: Array, stages: int, where: Array, model: Model, *, tilted:
     for allowed in (where, np.intersect1d(where, blocks)):
         if len(allowed) < stages - 1:
             continue
-        for tilt in _TILTS if tilted else (0.0,):
-            found.update(dict.fromkeys(_rounded(weights, stages, allowed, tilt)))
-        found.update(dict.fromkeys(_packed(weights, stages, allowed)))
+        total = [0.0, *np.cumsum(weights).tolist()]
+        some = [_rounded(total, stages, allowed, tilt) for tilt in (_TILTS if tilted else _TILTS[:1])]
+        longest = max(total[b] - total[a] for a, b in pairwise(some[0]))
+        found.update(dict.fromkeys([*some, *_packed(total, stages, allowed, longest)]))
     return list(found)
 
 
@@ -59,9 +61,8 @@ def _between_blocks(model: Model) -> Array:
     return np.array([i for i in range(1, len(layers)) if not layers[i].block or layers[i].block != layers[i - 1].block])
 
 
-def _rounded(weights: Array, stages: int, allowed: Array, tilt: float = 0.0) -> list[tuple[int, ...]]:
+def _rounded(total: list[float], stages: int, allowed: Array, tilt: float) -> tuple[int, ...]:
     """Each cut at the allowed place nearest to its share of the total; the last stage takes `1 + tilt` of a fair one."""
-    total = [0.0, *np.cumsum(weights).tolist()]
     places_ = allowed.tolist()
     reached = [total[place] for place in places_]
     at, chosen = -1, [0]
@@ -74,18 +75,17 @@ def _rounded(weights: Array, stages: int, allowed: Array, tilt: float = 0.0) -> 
             near -= 1
         at = near
         chosen.append(places_[at])
-    return [(*chosen, len(weights))]
+    return (*chosen, len(total) - 1)
 
 
-def _packed(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]]:
-    """The least longest stage, filled from the front, and from the back."""
-    total = [0.0, *np.cumsum(weights).tolist()]
-    count = len(weights)
+def _packed(total: list[float], stages: int, allowed: Array, most: float) -> list[tuple[int, ...]]:
+    """The least longest stage, `most` or less, filled from the front, and from the back."""
+    count = len(total) - 1
     ahead = [*allowed.tolist(), count]
     behind = [count - place for place in reversed([0, *allowed.tolist()])]
     here = [total[place] for place in ahead]
     there = [total[-1] - total[count - place] for place in behind]
-    best = _least_longest(here, stages)
+    best = _least_longest(here, stages, most)
     found = []
     if front := _fill(here, stages, best):
         found.append((0, *(ahead[at] for at in front)))
@@ -94,9 +94,10 @@ def _packed(weights: Array, stages: int, allowed: Array) -> list[tuple[int, ...]
     return found
 
 
-def _least_longest(reached: list[float], stages: int) -> float:
-    low, high = reached[-1] / stages, reached[-1]
-    while high - low > 1e-5 * high:
+def _least_longest(reached: list[float], stages: int, most: float) -> float:
+    longest = max(b - a for a, b in pairwise([0.0, *reached]))
+    low, high = max(reached[-1] / stages, longest), most
+    while high - low > _CLOSE * high:
         middle = (low + high) / 2
         if _fill(reached, stages, middle):
             high = middle

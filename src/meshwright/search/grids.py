@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -59,6 +59,7 @@ class Grids:
     def take(self, rows: Array) -> Grids:
         return Grids(*(getattr(self, f.name)[rows] for f in fields(self)))
 
+    @cached_property
     def strides(self) -> dict[Axis, Array]:
         """Positions between two neighbours along each axis."""
         found: dict[Axis, Array] = {axis: np.ones(len(self), dtype=np.int64) for axis in AXES}

@@ -16,6 +16,7 @@ from meshwright.search.bounds import least_seconds
 from meshwright.search.modes import Mode
 from meshwright.search.shapes import Cuts, Found, Setting
 from meshwright.search.simulated import best_of
+from meshwright.search.stages import Settled
 
 _ROUNDS = 8
 _SHORT = 32  # stages; longer pipelines have hundreds of neighbours
@@ -25,15 +26,18 @@ _TRIED = 6  # neighbours that are simulated in each
 def polished(setting: Setting, places: list[int], modes: list[Mode], found: Found) -> Found:
     """The same choice with cuts that no neighbour of theirs beats; `places` are those where a cut may stand."""
     rounds = _ROUNDS if found.shape.stages <= _SHORT else 2
+    known: dict[object, Settled] = {}
     for _ in range(rounds if found.shape.stages > 1 else 0):
-        better = _better(setting, places, modes, found)
+        better = _better(setting, places, modes, found, known)
         if better is None:
             break
         found = better
     return found
 
 
-def _better(setting: Setting, places: list[int], modes: list[Mode], best: Found) -> Found | None:
+def _better(
+    setting: Setting, places: list[int], modes: list[Mode], best: Found, known: dict[object, Settled]
+) -> Found | None:
     """One of the neighbours, if it is faster; least bound first."""
     cuts = list(_neighbours(best.cuts, places))
     if not cuts:
@@ -43,7 +47,7 @@ def _better(setting: Setting, places: list[int], modes: list[Mode], best: Found)
     for q in np.argsort(bounds, kind="stable")[:_TRIED]:
         if bounds[q] >= found.seconds:
             break
-        found = best_of(setting, best.shape, cuts[q], table, modes, found.seconds) or found
+        found = best_of(setting, best.shape, cuts[q], table, modes, found.seconds, known) or found
     return replace(found, table=best.table, row=best.row) if found is not best else None
 
 

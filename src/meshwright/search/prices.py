@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,9 @@ class Chain:
         return np.concatenate([[0], np.cumsum(opens)])
 
     @cached_property
-    def in_block(self) -> Array:
-        return np.array([bool(layer.block) for layer in self.sorts])
+    def special_before(self) -> list[int]:
+        """How many layers that read or share what another layer holds stand before each place."""
+        return [0, *accumulate(bool(layer.reads or layer.tied_to) for layer in self.model.layers)]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Setting:
     mixed: bool
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
+    pieces: dict[Cuts, Array] = field(default_factory=dict)  # (stage, piece): what the stages of some cuts run
 
     @cached_property
     def blocking(self) -> float:

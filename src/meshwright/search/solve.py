@@ -23,13 +23,22 @@ from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
-from meshwright.search.bounds import least_seconds, pooled_seconds, quick_seconds
+from meshwright.search.bounds import (
+    Columns,
+    columns_of,
+    least_seconds,
+    plain_seconds,
+    pooled_seconds,
+    quick_seconds,
+    shortest,
+)
 from meshwright.search.cuts import Cutter
 from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.polish import polished
 from meshwright.search.prices import Chain, Prices, prices, undominated
+from meshwright.search.screen import Screen, holdable, least_end, sharded, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room
@@ -77,6 +86,7 @@ class Search:
         self._names = self.limits.schedules()
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
+        self._moved: dict[tuple[object, ...], float] = {}  # shapes and choices whose cuts were moved, from which time
         self._hopes: dict[tuple[int, int, bool], list[tuple[float, Shape]]] = {}
 
     @property
@@ -180,6 +190,7 @@ class Search:
         if not some:
             return
         full = self._with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
+        full = full.take(np.flatnonzero(holdable(self.setting, sharded(full, 1.0, 1.0), self.most_groups)))
         if not len(full):
             return
         bare_ = prices(self.job, self.chain, full, self.modes[:1], self.site)
@@ -191,17 +202,20 @@ class Search:
             union[rows] = True
         chosen = np.flatnonzero(union)
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
-        if not len(everything):
+        kept = np.flatnonzero(holdable(self.setting, everything, self.most_groups))
+        if not len(kept):
             return
-        parents = chosen[parents]
+        everything, parents = everything.take(kept), chosen[parents[kept]]
         rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
+        kept = useful(self.setting, rough, parents)
+        everything, parents, rough = everything.take(kept), parents[kept], rough.take(kept)
+        screen = Screen(self.setting, rough)
         known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
         items = []
         for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
             mask[rows] = True
-            mine = np.flatnonzero(mask[parents])
-            mine = mine[self._hopeful(rough.take(mine), shape)]
+            mine = screen.hopeful(shape, np.flatnonzero(mask[parents]), self.limit)
             if len(mine):
                 items.append((shape, mine, self._quick(rough.take(mine), shape)))
         self._settle(known, self._pooled(known, items))
@@ -209,25 +223,27 @@ class Search:
     def _wanted(self, bare_: Prices, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
         """Every pipeline with the grids that may win in it."""
         counts = self.job.global_batch // bare_.choices.micro_batch
+        end = least_end(self.setting, self.site, bare_.choices, self.most_groups)
+        screen = Screen(self.setting, bare_, end)
         found = []
         for (size, count), some in shapes.items():
             mine = np.flatnonzero((bare_.choices.grids.devices == size) & (counts == count))
             if not len(mine):
                 continue
-            table = bare_.take(mine)
-            both = table.forward[0] + table.backward[0]
-            work = count * self.chain.counts[-1] @ both
             for shape in some if not self.late else []:
-                part = self._averaged(shape, work, table.forward[0] if shape.schedule.name in SPLIT else both)
+                rows = screen.hopeful(shape, mine, self.limit)
+                columns = tuple(column[:, rows] for column in columns_of(bare_))
+                part = self._averaged(shape, count * screen.work[rows], columns)
                 if len(part):
-                    bound = quick_seconds(self.setting, shape, self.cuts(shape), table.take(part))
+                    bound = quick_seconds(self.setting, shape, self.cuts(shape), tuple(c[:, part] for c in columns))
                     part = part[(bound < self.limit).any(axis=0)]
                 if len(part):
-                    found.append((shape, mine[part]))
+                    found.append((shape, rows[part]))
         return found
 
-    def _averaged(self, shape: Shape, work: Array, around: Array) -> Array:
+    def _averaged(self, shape: Shape, work: Array, columns: Columns) -> Array:
         """Choices that may win, judged by the average over the groups of what stands before them and their work."""
+        around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
         lead = self._cutter.lead(shape.stages, shape.groups, shape.devices, shape.micro_batches)
         before = (lead @ around).min(axis=0)
         return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
@@ -242,26 +258,28 @@ class Search:
     def _hoped(self, table: Table) -> Iterator[tuple[float, Shape]]:
         """The same with the bounds of that one choice."""
         setting, size, count = self.setting, table.size, table.micro_batches
-        both = table.forward + table.backward
+        both, ideal = table.forward + table.backward, columns_of(table)
         work = count * float(self.chain.counts[-1] @ both)
+        early = float((table.forward / np.maximum(both, 1e-30)).min())  # of the work, what is done before a group ends
         for groups in self._group_counts(size, table.groups):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
             for schedule in islice(self._schedules(groups, count), 1 if self._probing else None):
                 shape = Shape(groups, size, schedule, count)
+                if setting.total(shape, work * shortest(shape, early)) >= self.limit:
+                    continue
                 cuts = self.cuts(shape)
                 if not cuts:
                     continue
-                around = table.forward if schedule.name in SPLIT else both
-                if not len(self._averaged(shape, np.array([work]), around[:, None])):
+                if not len(self._averaged(shape, np.array([work]), ideal)):
                     continue
-                bound = float(quick_seconds(setting, shape, cuts, table).min())
+                bound = float(quick_seconds(setting, shape, cuts, ideal).min())
                 if bound < self.limit:
                     yield bound, shape
 
     def _quick(self, part: Prices, shape: Shape) -> Array:
-        """(cuts, choice): bounds with the bubble of the schedule."""
-        bound = quick_seconds(self.setting, shape, self.cuts(shape), part)
+        """(cuts, choice): bounds with the bubble of the schedule and the end of the step."""
+        bound = plain_seconds(self.setting, shape, self.cuts(shape), part)
         self.explored += bound.size
         return bound
 
@@ -314,10 +332,15 @@ class Search:
         return with_states(full, self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
-        """Move the cuts of a plan that is near the best; keep it if it is better."""
-        if found and (found.seconds < self.limit or (not self._probing and found.shape.stages <= _POLISHED)):
+        """Move the cuts of a plan that is near the best, once for each choice; keep it if it is better."""
+        if not found:
+            return
+        near = not self._probing and found.shape.stages <= _POLISHED
+        key = (found.shape, found.table.choices.key(found.row))
+        if found.seconds < self.limit or (near and found.seconds < self._moved.get(key, np.inf)):
+            self._moved[key] = found.seconds
             found = polished(self.setting, self.places, self.modes, found)
-        if found and found.seconds < self.limit:
+        if found.seconds < self.limit:
             self.best.insert(0, found)
 
     def _with_experts(self, part: Choices) -> Choices:
@@ -340,17 +363,6 @@ class Search:
         if not fixed and size < node and self.job.cluster.groups[0].nodes > 1:
             counts = [p for p in counts if p in (1, most) or p * size % node == 0 or p * size < node]
         return [p for p in counts if p <= most and (not wanted or p * size == wanted)]
-
-    def _hopeful(self, rough: Prices, shape: Shape) -> Array:
-        """Choices whose states fit and that would win if all layers were spread evenly."""
-        every = self.chain.counts[-1]
-        work = shape.micro_batches * np.einsum("s,sc->c", every, rough.forward[0] + rough.backward[0])
-        work += self.constants.contention * np.einsum("s,sc->c", every, rough.reduce + rough.gather)
-        work += np.einsum("s,sc->c", every, rough.update)
-        room = self.setting.room
-        need = np.einsum("s,sc->c", every, rough.states) / shape.groups + room.overhead
-        fits = need <= room.memory
-        return np.flatnonzero(fits & (self.setting.total(shape, work / shape.groups) < self.limit))
 
     def _schedules(self, groups: int, count: int) -> Iterator[Schedule]:
         names = self._names

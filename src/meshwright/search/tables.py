@@ -16,6 +16,7 @@ from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.plan import Job
+from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids, all_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
@@ -100,36 +101,52 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices)
 
     Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
     """
-    key = np.zeros(len(choices), dtype=np.int64)
     g = choices.grids
-    for part in (g.tp, g.sp, g.ulysses, g.ring, choices.samples, *_meeting(g, site)):
-        values, index = np.unique(part, return_inverse=True)
-        key = key * len(values) + index
-    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    links = [part for axis in ("tp", "ulysses", "ring") for part in _meeting(g, site, axis)]
+    first, back = _kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
     unique = choices.take(first)
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
     others = [i for i in range(len(chain.sorts)) if i not in experts]
     forward, backward, passed_on = passes_of(job, chain, unique, site, others)
     if experts:
-        best_forward, best_backward = (np.full((len(experts), len(first)), np.inf) for _ in range(2))
-        for ep, same in foldings(job, site.fabric, limits):
-            u = unique.grids
-            etp = u.tp if same else np.ones_like(u.tp)
-            grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, np.full(len(u), ep, dtype=np.int64), etp, u.order)
-            one, two, sent = passes_of(job, chain, bare(grids, unique.samples), site, experts)
-            best_forward = np.minimum(best_forward, one[experts])
-            best_backward = np.minimum(best_backward, two[experts])
-            passed_on[experts] = sent[experts]
-        forward[experts], backward[experts] = best_forward, best_backward
-    return forward, backward, passed_on, back.reshape(-1)
+        found = _least_experts(job, chain, site, limits, unique, experts)
+        forward[experts], backward[experts], passed_on[experts] = found
+    return forward, backward, passed_on, back
 
 
-def _meeting(grids: Grids, site: Site) -> Iterator[Array]:
-    """How many members of each axis the tiers join: what decides the time of its collectives."""
-    strides = grids.strides()
-    for axis in ("tp", "ulysses", "ring"):
-        for tier in site.fabric.tiers[:-1]:
-            yield np.clip(tier.span // strides[axis], 1, getattr(grids, axis))
+def _kinds(*parts: Array) -> tuple[Array, Array]:
+    """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
+    key = np.zeros(len(parts[0]), dtype=np.int64)
+    for part in parts:
+        values, index = np.unique(part, return_inverse=True)
+        key = key * len(values) + index.reshape(-1)
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back.reshape(-1)
+
+
+def _least_experts(
+    job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices, experts: list[int]
+) -> tuple[Array, Array, Array]:
+    """(expert sort, choice): the same for layers of experts, the best of all foldings.
+
+    What such a layer takes depends on how many tokens a device has, not on what cuts them.
+    """
+    g = choices.grids
+    first, back = _kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *_meeting(g, site, "tp"))
+    some, u = choices.take(first), g.take(first)
+    forward, backward = (np.full((len(experts), len(first)), np.inf) for _ in range(2))
+    for ep, same in foldings(job, site.fabric, limits):
+        etp = u.tp if same else np.ones_like(u.tp)
+        grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, np.full(len(u), ep, dtype=np.int64), etp, u.order)
+        one, two, sent = passes_of(job, chain, bare(grids, some.samples), site, experts)
+        forward, backward = np.minimum(forward, one[experts]), np.minimum(backward, two[experts])
+    return forward[:, back], backward[:, back], sent[experts][:, back]
+
+
+def _meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
+    """How many members of an axis each tier of links joins: what decides the time of its collectives."""
+    for tier in site.fabric.tiers[:-1]:
+        yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
 
 
 def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ that most candidates need not be simulated; the simulation equals `cost.simulate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from meshwright.plan.actions import action_table
 from meshwright.plan.schedule import Action, Schedule, group_of_stage
 
 Array = Any
+_FEW = 6  # candidates that are simulated one by one
 SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that part input and weight gradients
 
 
@@ -176,26 +178,43 @@ def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes)
     seconds, delay = durations(times)
     stages = times.forward.shape[1]
     home = _homes(schedule, stages)
-    hop = list((delay * (home[1:] != home[:-1])).T)
-    columns = {kind: list(np.ascontiguousarray(value.T)) for kind, value in seconds.items()}
-    zero = np.zeros(len(times.forward))
+    hop = (delay * (home[1:] != home[:-1])).T
+    order = _in_order(schedule, groups, micro_batches)
+    if len(times.forward) > _FEW:
+        columns = {kind: list(np.ascontiguousarray(value.T)) for kind, value in seconds.items()}
+        return np.stack(
+            _run(order, micro_batches, groups, columns, list(hop), np.zeros(len(times.forward)), np.maximum), 1
+        )
+    found = []
+    for i in range(len(times.forward)):
+        one = {kind: value[i].tolist() for kind, value in seconds.items()}
+        found.append(_run(order, micro_batches, groups, one, hop[:, i].tolist(), 0.0, max))
+    return np.array(found).reshape(-1, groups)
+
+
+def _run(
+    order: tuple[tuple[int, Action], ...], micro_batches: int, groups: int, columns: dict[str, list[Array]],
+    hop: list[Array], zero: Array, later: Callable[[Array, Array], Array],
+) -> list[Array]:  # fmt: skip
+    """When each group ends; times are arrays, or plain numbers, which is faster for a few candidates."""
+    stages = len(columns["F"])
     clock = [zero] * groups
     forwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
     backwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
     last = stages - 1
-    for g, (stage, kind, m) in _in_order(schedule, groups, micro_batches):
+    for g, (stage, kind, m) in order:
         now = clock[g]
         if kind == "F":
             if stage:
-                now = np.maximum(now, forwards[stage - 1][m] + hop[stage - 1])
+                now = later(now, forwards[stage - 1][m] + hop[stage - 1])
             forwards[stage][m] = clock[g] = now + columns["F"][stage]
         elif kind == "W":
             clock[g] = now + columns["W"][stage]  # its first half ran on the same group
         else:
             if stage < last:
-                now = np.maximum(now, backwards[stage + 1][m] + hop[stage])
+                now = later(now, backwards[stage + 1][m] + hop[stage])
             backwards[stage][m] = clock[g] = now + columns[kind][stage]
-    return np.stack(clock, axis=1)
+    return clock
 
 
 def pick(times: StageTimes, rows: Array) -> StageTimes:

@@ -45,6 +45,11 @@ class Choices:
         """Samples of one micro-batch over all replicas."""
         return self.samples * self.grids.dp
 
+    def key(self, row: int) -> tuple[float, ...]:
+        """What tells one of them from the others."""
+        own = [getattr(self, f.name)[row] for f in fields(self) if f.name != "grids"]
+        return tuple(map(float, own + [getattr(self.grids, f.name)[row] for f in fields(self.grids)]))
+
     def span(self, row: int, layers: str) -> Span:
         """One of them, as a plan writes it."""
         g = self.grids
@@ -88,8 +93,8 @@ def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Arra
             part = bare_.take(chosen)
             group = near[chosen] if hybrid else np.zeros(len(chosen), dtype=np.int64)
             part = replace(part, zero=np.full(len(chosen), level), zero_group=group)
-            for away in _AWAY if _may_offload(job, limits) else _AWAY[:1]:
-                parts.append(_away(part, *away))
+            for fractions in _AWAY if _may_offload(job, limits) else _AWAY[:1]:
+                parts.append(away(part, *fractions))
                 parents.append(chosen)
     if not parts:
         return bare_.take(np.zeros(0, dtype=np.int64)), np.zeros(0, dtype=np.int64)
@@ -100,7 +105,8 @@ def _may_offload(job: Job, limits: Limits) -> bool:
     return limits.allows("offload") and all(group.host_memory > 0 for group in job.cluster.groups)
 
 
-def _away(part: Choices, optimizer: float, parameters: float) -> Choices:
+def away(part: Choices, optimizer: float, parameters: float) -> Choices:
+    """With so much of the states on the host."""
     ones = np.ones(len(part))
     return replace(part, optimizer_away=ones * optimizer, parameters_away=ones * parameters)
 
@@ -113,7 +119,7 @@ def joined(parts: list[Choices]) -> Choices:
 
 def inside(grids: Grids, axes: tuple[str, ...], span: int) -> Array:
     """Members of a group along some axes that one span of devices holds."""
-    strides = grids.strides()
+    strides = grids.strides
     found = np.ones(len(grids), dtype=np.int64)
     for axis in axes:
         found = found * np.clip(span // strides[axis], 1, getattr(grids, axis))  # type: ignore[index]

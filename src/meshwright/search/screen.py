@@ -1,0 +1,96 @@
+"""A first look at choices: sums over all layers, made once, tell which of them may still win in a shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.memory import state_bytes
+from meshwright.cost.site import Site
+from meshwright.cost.update import update_seconds
+from meshwright.search.bounds import shortest
+from meshwright.search.prices import Prices
+from meshwright.search.shapes import Setting, Shape
+from meshwright.search.ways import Choices, away, cut_of
+
+Array = Any
+
+
+class Screen:
+    """Choices, priced with nothing repeated, and their sums over the whole model."""
+
+    def __init__(self, setting: Setting, rough: Prices, least_end: Array | None = None) -> None:
+        """`least_end`: seconds that end a step under any ZeRO level and offload, for choices that have none yet."""
+        every, both = setting.chain.counts[-1], rough.forward[0] + rough.backward[0]
+        self.setting = setting
+        self.work = every @ both  # seconds of one micro-batch in all layers
+        if least_end is None:
+            self.end = every @ (setting.constants.contention * (rough.reduce + rough.gather) + rough.update)
+            self.states = every @ rough.states
+        else:
+            self.end, self.states = least_end, np.zeros(len(rough.choices))
+        self.early = (rough.forward[0] / np.maximum(both, 1e-30)).min(axis=0)
+
+    def hopeful(self, shape: Shape, rows: Array, limit: float) -> Array:
+        """Of some choices those whose states fit, and that would win if layers could be cut and spread at will."""
+        setting, room = self.setting, self.setting.room
+        rows = rows[self.states[rows] / shape.groups + room.overhead <= room.memory]
+        work = shape.micro_batches * self.work[rows]
+        bubble = work * shortest(shape, self.early[rows])
+        even = (work + self.end[rows]) / shape.groups
+        return rows[setting.total(shape, np.maximum(bubble, even)) < limit]
+
+
+def holdable(setting: Setting, choices: Choices, groups: int) -> Array:
+    """Choices whose states fit, spread evenly over as many groups of devices as there are (`groups` at most)."""
+    job, room = setting.job, setting.room
+    layers = list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
+    held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime)
+    most = np.minimum(job.cluster.devices // choices.grids.devices, groups)
+    return (held.states / most + room.overhead <= room.memory) & ((held.host / most <= room.host) | (held.host <= 0))
+
+
+def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -> Choices:
+    """The same with all states sharded, and so much of them on the host."""
+    return replace(away(choices, optimizer, parameters), zero=np.full(len(choices), 3))
+
+
+def least_end(setting: Setting, site: Site, choices: Choices, groups: int) -> Array:
+    """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
+    job, layers = setting.job, list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
+    ways = [cut_of(sharded(choices, where), job, setting.runtime) for where in (0.0, 1.0)]
+    here, there = (sum(n * update_seconds(job, [layer], way, site) for layer, n in layers) for way in ways)
+    return np.where(holdable(setting, sharded(choices), groups), np.minimum(here, there), there)
+
+
+def useful(setting: Setting, rough: Prices, parents: Array) -> Array:
+    """Choices but for those that save memory for nothing.
+
+    Where one device could hold all layers with all states, nothing is gained by states on the host, nor by a ZeRO
+    level that is in no respect faster than level 0 or 1 of the same grid (`parents` tells grids apart).
+    """
+    choices = rough.choices
+    roomy = _need_at_most(setting, rough) <= setting.room.memory
+    kept = ~(roomy & (rough.host.max(axis=0) > 0))
+    rows = (rough.forward[0], rough.backward[0], rough.reduce, rough.gather, *rough.once, rough.update)
+    times = np.concatenate(rows)
+    for level in (0, 1):
+        whole = np.flatnonzero(
+            kept & (choices.zero == level) & (choices.zero_group == 0) & (rough.host.max(axis=0) <= 0)
+        )
+        twin = np.full(int(parents.max(initial=0)) + 1, -1)
+        twin[parents[whole]] = whole
+        some = np.flatnonzero(kept & (twin[parents] >= 0) & roomy[twin[parents]])
+        other = twin[parents[some]]
+        worse = (times[:, some] >= times[:, other]).all(axis=0) & (some != other)
+        kept[some[worse]] = False
+    return np.flatnonzero(kept)
+
+
+def _need_at_most(setting: Setting, rough: Prices) -> Array:
+    """Bytes if one device held all layers with all their states, and every micro-batch at once."""
+    every, count = setting.chain.counts[-1], setting.job.global_batch // rough.choices.micro_batch
+    kept = count * (every @ (rough.kept[0] + rough.received)) + rough.moment[0].max(axis=0) + rough.buffers
+    return setting.room.overhead + setting.room.loose * kept + every @ (rough.states + rough.host)
