@@ -11,6 +11,8 @@ from meshwright.plan.schedule import group_of_stage
 from meshwright.plan.spans import device_text, span_name
 from meshwright.search.modes import Mode
 from meshwright.search.shapes import Found
+from meshwright.search.stages import Range
+from meshwright.search.ways import Choices
 
 
 def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
@@ -30,13 +32,21 @@ def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
 
 
 def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int) -> tuple[Span, ...]:
-    low, high = found.cuts[stage], found.cuts[stage + 1]
-    first, second, split = found.modes[group]
+    where = (found.cuts[stage], found.cuts[stage + 1])
+    return spans_of(model, found.table.choices, found.row, modes, found.modes[group], where)
+
+
+def spans_of(
+    model: Model, choices: Choices, row: int, modes: list[Mode], chosen: tuple[int, int, int], where: Range
+) -> tuple[Span, ...]:
+    """One stage: a choice for all its layers, and two modes, of which the second begins at some layer."""
+    low, high = where
+    first, second, split = chosen
     middle = min(max(split, low), high)
     spans = []
     for start, end, mode in ((low, middle, modes[first]), (middle, high, modes[second])):
         if end > start:
-            span = found.table.choices.span(found.row, span_name(model, range(start, end)))
+            span = choices.span(row, span_name(model, range(start, end)))
             recompute = repeated(model, range(start, end), mode)
             away = replace(span.offload, activations=mode.offload)
             spans.append(replace(span, recompute=recompute, offload=away))

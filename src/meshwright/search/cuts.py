@@ -56,6 +56,16 @@ def balanced(weights: Array, stages: int, where: Array, model: Model, *, tilted:
     return list(found)
 
 
+def even(model: Model, stages: int) -> list[tuple[int, ...]]:
+    """Cuts into stages with as many blocks each; none if that cannot be. Other layers stay with their neighbours."""
+    starts = [i for i, layer in enumerate(model.layers) if layer.block and layer.opens_block]
+    if stages == 1:
+        return [(0, len(model.layers))]
+    if not starts or len(starts) % stages:
+        return []
+    return [(0, *starts[len(starts) // stages :: len(starts) // stages], len(model.layers))]
+
+
 def _between_blocks(model: Model) -> Array:
     layers = model.layers
     return np.array([i for i in range(1, len(layers)) if not layers[i].block or layers[i].block != layers[i - 1].block])
@@ -134,6 +144,7 @@ class Cutter:
     def __init__(self, model: Model, sort: Array, counts: Array, limits: Limits) -> None:
         self.model, self.sort, self.counts = model, sort, counts
         self.places = places(model, limits)
+        self.even = not limits.allows("uneven")
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
         self._cuts: dict[tuple[int, int, tuple[float, ...]], list[tuple[int, ...]]] = {}
         self._leads: dict[tuple[int, int, tuple[float, ...]], Array] = {}
@@ -149,7 +160,10 @@ class Cutter:
         if key not in self._cuts:
             each = np.maximum(np.array(weights), 1e-3)[self.sort]
             tilted = stages == groups and groups <= _TILTED
-            self._cuts[key] = balanced(each, stages, self.places, self.model, tilted=tilted)
+            if self.even:
+                self._cuts[key] = even(self.model, stages)
+            else:
+                self._cuts[key] = balanced(each, stages, self.places, self.model, tilted=tilted)
         return self._cuts[key]
 
     def lead(self, stages: int, groups: int, size: int, micro_batches: int) -> Array:

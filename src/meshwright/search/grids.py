@@ -105,6 +105,20 @@ def all_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
             if tp * ulysses * ring * dp in sizes:
                 degrees = (tp, ulysses, ring, dp)
                 rows += [(tp, sp, ulysses, ring, dp, order) for order in _orders(degrees, tiers, limits)]
+    return _made(rows)
+
+
+def bare_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
+    """Every way to cut one replica, whatever the cluster: for bounds."""
+    tiers = _spans(job, fabric)
+    rows: list[tuple[int, ...]] = []
+    for tp, sp, ulysses, ring in _cuts(job, limits):
+        orders = _orders((tp, ulysses, ring, 1), tiers, limits) or (0,)
+        rows += [(tp, sp, ulysses, ring, 1, order) for order in orders]
+    return _made(rows)
+
+
+def _made(rows: list[tuple[int, ...]]) -> Grids:
     made = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     ones = np.ones(made.shape[1], dtype=np.int64)
     return Grids(made[0], made[1], made[2], made[3], made[4], ones, ones, made[5])

@@ -43,7 +43,7 @@ Way = tuple[int, int]  # row of the table, mode
 
 def best_layered(search: Search, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
     """The fastest such plan from the best shapes, if it beats what the search found."""
-    if not search.best or search.late or not search.limits.allows("mixed"):
+    if not search.best or search.late or not (search.limits.allows("mixed") and search.limits.allows("uneven")):
         return None
     if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
         return None

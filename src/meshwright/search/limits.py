@@ -29,7 +29,7 @@ FORBIDDABLE = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble 1F1B",
     "zbv": "ZB-V", "dualpipev": "DualPipeV", "split": "pipeline cuts inside a block", "idle": "idle devices",
     "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
-    "uneven": "stages of different length", "swap": "swap to other devices",
+    "uneven": "stages with different numbers of blocks",
 }  # fmt: skip
 
 
@@ -47,15 +47,21 @@ class Limits:
     @staticmethod
     def of(fixed: Mapping[str, Any] | str | None = None, forbidden: Iterable[str] = ()) -> Limits:
         """Checked: every name and value must be one that the search knows."""
-        names = frozenset(forbidden.split(",") if isinstance(forbidden, str) else forbidden)
+        names = _names(forbidden)
         if isinstance(fixed, str):
             fixed = parse_short(fixed)
+        if fixed is not None and not isinstance(fixed, Mapping):
+            raise InputError(f"is {fixed!r}", field="fix", valid="a table like {'tp': 8}, or a text like 'tp=8'")
         for name in sorted(names):
             if name not in FORBIDDABLE:
                 raise UnknownName("choice to forbid", name, FORBIDDABLE, see=", ".join(FORBIDDABLE))
         found = {name: _checked(name, value) for name, value in (fixed or {}).items()}
         for name, value in found.items():
-            if (name in names and value not in (1, "none", "false")) or value in names or f"{name}{value}" in names:
+            if (
+                (name in names and value not in (0 if name == "zero" else 1, "none", "false"))
+                or value in names
+                or f"{name}{value}" in names
+            ):
                 raise InputError(f"{name} is fixed to {value} and forbidden", field="fix", valid="one of the two")
         return Limits(found, names)
 
@@ -72,10 +78,24 @@ class Limits:
         return [n for n in names if self.allows(n) and self.keeps("schedule", n)]
 
 
+def _names(forbidden: Iterable[str] | None) -> frozenset[str]:
+    """Names from a list, or from a text with commas."""
+    if isinstance(forbidden, str):
+        return frozenset(name.strip() for name in forbidden.split(",") if name.strip())
+    if forbidden is not None and not isinstance(forbidden, Iterable):
+        raise InputError(f"is {forbidden!r}", field="forbid", valid="names, like ['offload']")
+    names = list(forbidden or ())
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise InputError(f"holds {wrong[0]!r}", field="forbid", valid="names, like ['offload']")
+    return frozenset(names)
+
+
 def _checked(name: str, value: Any) -> Any:
     if name in _NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int) or value < _NUMBERS[name]:
             raise InputError(f"is {value!r}", field=f"fix {name}", valid=f"an integer of at least {_NUMBERS[name]}")
+        if name == "zero" and value > 3:
+            raise InputError(f"is {value!r}", field="fix zero", valid="0, 1, 2 or 3")
         return value
     if name in _WORDS:
         text = str(value).lower() if isinstance(value, bool) else value

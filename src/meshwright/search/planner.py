@@ -63,15 +63,13 @@ def plan(
     >>> found.optimal, found.estimate.fits, found.plan.search["gap"]
     (True, True, 0.0)
     """
+    if not isinstance(runtime_name, str | Runtime):
+        raise InputError(f"is {runtime_name!r}", field="runtime", valid="the name of a runtime")
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     started = time.monotonic()
-    deadline = started + time_limit if time_limit is not None else float("inf")
     limits = Limits.of(fix, forbid)
-    if solver not in SOLVERS:
-        raise UnknownName("solver", solver, SOLVERS, see=", ".join(SOLVERS)).at(field="solver")
-    supported(job)
-    if max(limits.fixed.get("ep", 1), limits.fixed.get("etp", 1)) > 1 and not any(x.experts for x in job.model.layers):
-        raise InputError(f"{job.model.name} has no experts", field="fix ep", valid="ep and etp of 1")
+    _checked(job, limits, time_limit, solver)
+    deadline = started + time_limit if time_limit is not None else float("inf")
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
     search = Search(job, framework, limits, constants, deadline, progress)
@@ -88,6 +86,30 @@ def plan(
         raise closest(search)
     plans = [plan_of(job, found, search.modes) for found in search.best[:6]]
     return _answered(search, [better, *plans] if better else plans, time.monotonic() - started, solver)
+
+
+def _checked(job: Job, limits: Limits, time_limit: float | None, solver: str) -> None:
+    """Refuse what cannot be asked, before anything is searched."""
+    if not isinstance(job, Job):
+        raise InputError(f"is a {type(job).__name__}", field="job", valid="a Job(model, cluster, ...)")
+    if not isinstance(solver, str) or solver not in SOLVERS:
+        raise UnknownName("solver", str(solver), SOLVERS, see=", ".join(SOLVERS)).at(field="solver")
+    number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if time_limit is not None and not (number and time_limit > 0):
+        raise InputError(f"is {time_limit!r}", field="time_limit", valid="seconds above 0")
+    mixed = len(job.cluster.groups) > 1
+    if mixed and "devices" in limits.fixed:
+        raise InputError(
+            "devices cannot be fixed on a cluster of several kinds", field="fix devices", valid="no devices"
+        )
+    if mixed and solver != "exact":
+        raise InputError("plans for one kind of device only", field="solver", valid="exact")
+    idle = limits.fixed.get("devices", job.cluster.devices) < job.cluster.devices
+    if idle and not limits.allows("idle"):
+        raise InputError("leaves devices idle, which is forbidden", field="fix devices", valid=str(job.cluster.devices))
+    supported(job)
+    if max(limits.fixed.get("ep", 1), limits.fixed.get("etp", 1)) > 1 and not any(x.experts for x in job.model.layers):
+        raise InputError(f"{job.model.name} has no experts", field="fix ep", valid="ep and etp of 1")
 
 
 def supported(job: Job) -> None:

@@ -39,7 +39,7 @@ def _better(
     setting: Setting, places: list[int], modes: list[Mode], best: Found, known: dict[object, Settled]
 ) -> Found | None:
     """One of the neighbours, if it is faster; least bound first."""
-    cuts = list(_neighbours(best.cuts, places))
+    cuts = list(neighbours(best.cuts, places))
     if not cuts:
         return None
     table, found = best.table.take(np.array([best.row])), best
@@ -51,7 +51,7 @@ def _better(
     return replace(found, table=best.table, row=best.row) if found is not best else None
 
 
-def _neighbours(cuts: Cuts, places: list[int]) -> Iterator[Cuts]:
+def neighbours(cuts: Cuts, places: list[int]) -> Iterator[Cuts]:
     """One cut moved by one or two places, or two cuts next to each other moved together."""
     every = [0, *places, cuts[-1]]
     index = {place: i for i, place in enumerate(every)}

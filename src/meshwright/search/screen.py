@@ -43,12 +43,15 @@ class Screen:
         return rows[setting.total(shape, np.maximum(bubble, even)) < limit]
 
 
-def holdable(setting: Setting, choices: Choices, groups: int) -> Array:
-    """Choices whose states fit, spread evenly over as many groups of devices as there are (`groups` at most)."""
+def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = True) -> Array:
+    """Choices whose states fit, spread evenly over as many groups of devices as there are (`groups` at most).
+
+    Not `alone`: other devices hold layers too, so that there are always as many groups.
+    """
     job, room = setting.job, setting.room
     layers = list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
     held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime)
-    most = np.minimum(job.cluster.devices // choices.grids.devices, groups)
+    most = np.minimum(job.cluster.devices // choices.grids.devices, groups) if alone else groups
     return (held.states / most + room.overhead <= room.memory) & ((held.host / most <= room.host) | (held.host <= 0))
 
 

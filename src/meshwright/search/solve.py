@@ -72,6 +72,7 @@ class Search:
     settled: int = 0  # of these, cuts that were settled and simulated
     bound: float = 0.0  # seconds below which no plan can be
     first_only: bool = False  # stop at the first plan that fits
+    ceiling: float = float("inf")  # seconds; slower plans are of no use
 
     def __post_init__(self) -> None:
         job = self.job
@@ -91,8 +92,8 @@ class Search:
 
     @property
     def limit(self) -> float:
-        """Seconds of the best plan so far."""
-        return self.best[0].seconds if self.best else float("inf")
+        """Seconds of the best plan so far, or above which none is of use."""
+        return self.best[0].seconds if self.best else self.ceiling
 
     @property
     def late(self) -> bool:
@@ -132,7 +133,7 @@ class Search:
     def _tables(self) -> list[Table]:
         found = tables(self.job, self.chain, self.site, self.limits, self.most_groups)
         for table in found:
-            self._cutter.weigh(table.size, table.micro_batches, table.forward + table.backward)
+            self._cutter.weigh(table.size, table.micro_batches, table.seconds)
         self._told(found)
         return found
 
@@ -189,7 +190,7 @@ class Search:
         some = [t for t in some if shapes.get((t.size, t.micro_batches))]
         if not some:
             return
-        full = self._with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
+        full = self.with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         full = full.take(np.flatnonzero(holdable(self.setting, sharded(full, 1.0, 1.0), self.most_groups)))
         if not len(full):
             return
@@ -258,15 +259,14 @@ class Search:
     def _hoped(self, table: Table) -> Iterator[tuple[float, Shape]]:
         """The same with the bounds of that one choice."""
         setting, size, count = self.setting, table.size, table.micro_batches
-        both, ideal = table.forward + table.backward, columns_of(table)
-        work = count * float(self.chain.counts[-1] @ both)
-        early = float((table.forward / np.maximum(both, 1e-30)).min())  # of the work, what is done before a group ends
+        ideal = columns_of(table)
+        work = count * float(self.chain.counts[-1] @ table.seconds)
         for groups in self._group_counts(size, table.groups):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
             for schedule in islice(self._schedules(groups, count), 1 if self._probing else None):
                 shape = Shape(groups, size, schedule, count)
-                if setting.total(shape, work * shortest(shape, early)) >= self.limit:
+                if setting.total(shape, work * shortest(shape, table.early)) >= self.limit:
                     continue
                 cuts = self.cuts(shape)
                 if not cuts:
@@ -328,12 +328,17 @@ class Search:
         grids = all_grids(self.job, self.site.fabric, self.limits)
         samples = self.job.global_batch // shape.micro_batches
         rows = np.flatnonzero((grids.devices == shape.devices) & (samples % grids.dp == 0))
-        full = self._with_experts(bare(grids.take(rows), samples // grids.dp[rows]))
+        if "micro_batch" in self.limits.fixed:
+            rows = rows[samples // grids.dp[rows] == self.limits.fixed["micro_batch"]]
+        full = self.with_experts(bare(grids.take(rows), samples // grids.dp[rows]))
         return with_states(full, self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
         """Move the cuts of a plan that is near the best, once for each choice; keep it if it is better."""
         if not found:
+            return
+        if not self.limits.allows("uneven"):
+            self.best = [found, *self.best] if found.seconds < self.limit else self.best
             return
         near = not self._probing and found.shape.stages <= _POLISHED
         key = (found.shape, found.table.choices.key(found.row))
@@ -343,7 +348,7 @@ class Search:
         if found.seconds < self.limit:
             self.best.insert(0, found)
 
-    def _with_experts(self, part: Choices) -> Choices:
+    def with_experts(self, part: Choices) -> Choices:
         """Every grid with every folding of the experts over it."""
         if not any(layer.experts for layer in self.chain.sorts):
             return part

@@ -110,7 +110,7 @@ def settle(
     count = len(table.choices)
     best = _Best(count)
     states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
-    on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else 0.0)
+    on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else np.zeros(count))
     base = states + room.overhead + room.loose * (received + table.buffers)
     parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
     _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
@@ -125,11 +125,8 @@ def settle(
                 room,
                 held[0][1],
             )
-        else:
-            for split in _splits(chain, *held[0]):
-                head = _Parts.of(chain, table, modes, (held[0][0], split), more.kept[0] if more else None)
-                tail = _Parts.of(chain, table, modes, (split, held[0][1]), None)
-                _try(best, [[head], [tail]], [mixes, mixes], base, on_host, room, split)
+        elif splits := _splits(chain, *held[0]):
+            _try_splits(best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room)
     return best.settled(chain, table, held)
 
 
@@ -176,6 +173,18 @@ class _Best:
         for name, new in (("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split)):
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
+    def offer_splits(self, some: Array, time: Array, need: Array, splits: list[int]) -> None:
+        """The same for some of the choices, from arrays of (split, first mode, second mode, choice)."""
+        flat = time.reshape(-1, len(some))
+        row = np.argmin(flat, axis=0)
+        value = flat[row, np.arange(len(some))]
+        better = value < self.cost[some]
+        mine = some[better]
+        k, i, j = (index[better] for index in np.unravel_index(row, time.shape[:3]))
+        self.cost[mine], self.first[mine], self.second[mine] = value[better], i, j
+        self.split[mine] = np.array(splits)[k]
+        self.least[some] = np.minimum(self.least[some], need.reshape(-1, len(some)).min(axis=0))
+
     def settled(self, chain: Chain, table: Prices, held: list[Range]) -> Settled:
         columns = np.arange(len(self.cost))
         found = []
@@ -214,6 +223,39 @@ def _try(
     if not runs[1]:
         best.plain = ok[0]
     best.offer(np.where(ok, time, np.inf), need, both, split)
+
+
+def _try_splits(
+    best: _Best, chain: Chain, table: Prices, whole: _Parts, where: Range, splits: list[int], alive: int, base: Array,
+    on_host: Array, room: Room,
+) -> None:  # fmt: skip
+    """Offer every pair of modes before and after every block of a stage, to choices that must repeat something."""
+    some = np.flatnonzero(~best.plain)
+    head = chain.counts[splits] - chain.counts[where[0]]  # (split, sort)
+    tail = chain.counts[where[1]] - chain.counts[splits]
+    first = whole.kept[:, some] - sums(
+        chain, where, table.kept[..., some]
+    )  # what the stage's first layers keep besides
+
+    def both(per_sort: Array, more: Array | float = 0.0) -> Array:
+        """(split, mode before, mode after, choice)"""
+        one, two = (np.einsum("ks,rsc->krc", counts, per_sort[..., some]) for counts in (head, tail))
+        return (one + more)[:, :, None] + two[:, None]
+
+    def peak(pieces: list[Array]) -> Array:
+        return np.stack([table.moment[:, rows][..., some].max(axis=1) for rows in pieces])
+
+    moment = np.maximum(
+        peak([chain.pieces_in(where[0], split) for split in splits])[:, :, None],
+        peak([chain.pieces_in(split, where[1]) for split in splits])[:, None],
+    )
+    need = base[some] + room.loose * (alive * both(table.kept, first) + moment)
+    away = on_host[some] + alive * both(table.parked)
+    time = both(table.forward + table.backward)
+    time[~((need <= room.memory) & ((away <= room.host) | (away <= 0)))] = np.inf
+    modes = np.arange(time.shape[1])
+    time[:, modes, modes] = np.inf
+    best.offer_splits(some, time, need, splits)
 
 
 def _largest(arrays: list[Array]) -> Array:

@@ -17,7 +17,7 @@ from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.strategy import Axis
-from meshwright.search.grids import Grids, all_grids, divisors, foldings
+from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
 from meshwright.search.ways import Choices, bare, priced
@@ -41,6 +41,16 @@ class Table:
     @property
     def bound(self) -> float:
         return float(self.least[0])
+
+    @property
+    def seconds(self) -> Array:
+        """(sort,): of both passes."""
+        return self.forward + self.backward
+
+    @property
+    def early(self) -> float:
+        """The least part of a layer's time that its forward pass takes."""
+        return float((self.forward / np.maximum(self.seconds, 1e-30)).min())
 
     def head(self, count: int) -> Table:
         """The choices of least bound."""
@@ -77,6 +87,18 @@ def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int)
             )
         )  # fmt: skip
     return sorted(found, key=lambda table: table.promise)
+
+
+def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> float:
+    """Device-seconds of one sample that no plan undercuts, however the batch is divided.
+
+    As if one replica took the whole batch at once (more samples are never dearer per sample), and all devices worked.
+    """
+    grids = bare_grids(job, site.fabric, limits)
+    choices = bare(grids, np.full(len(grids), job.global_batch, dtype=np.int64))
+    forward, backward, _, back = _least(job, chain, site, limits, choices)
+    seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
+    return float((seconds * grids.devices).min() / job.global_batch)
 
 
 def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
