@@ -177,6 +177,12 @@ def test_equal_layers_and_doubled_strategies_change_nothing(chain: Instance) -> 
     assert least(doubled) == pytest.approx(least(chain), rel=1e-11)
 
 
+def test_one_micro_batch_and_places_where_no_stage_may_end() -> None:
+    """Found by chance: nothing times an endless transfer hid intervals that were still to be settled."""
+    chain = instance(0, 11, 2, 2, 1, 0.5, groups=1, sorts=1, moment=False, every=2)
+    assert proven(chain).value == pytest.approx(enumerated(chain), rel=1e-11)
+
+
 def test_a_limit_asks_for_something_better() -> None:
     chain = instance(3, 12, 6, 3, 4, 0.5, groups=2)
     best = proven(chain)

@@ -10,8 +10,8 @@ from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
+from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
-from meshwright.search.layers import best_layered
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
@@ -37,7 +37,7 @@ def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick |
         search = Search(job, runtime, limits, DEFAULT, deadline)
         search.run()
         proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
-        plan = best_layered(search) or (plan_of(job, search.best[0], search.modes) if search.best else None)
+        plan = refined(search) or (plan_of(job, search.best[0], search.modes) if search.best else None)
     return Quick(plan, estimate(job, plan, runtime), proven) if plan else None
 
 

@@ -142,7 +142,8 @@ class _Cuts:
             if least + self.more * low < aim:
                 left = aim - around[:, None] - self.link
                 longest = np.minimum(left - self.more * np.maximum(self.link, low), left / (self.more + 1))
-                np.maximum(useful, np.where(self.link <= high, np.minimum(longest, high), -np.inf), out=useful)
+                may = np.isfinite(left) & (self.link <= high)  # 0 * inf is no number
+                np.maximum(useful, np.where(may, np.minimum(longest, high), -np.inf), out=useful)
         np.maximum.at(worth, (self.kind[:, None], np.arange(useful.shape[1]), self.node[:, None]), useful)
         return worth, bound
 

@@ -41,18 +41,24 @@ def closest(search: Search) -> NothingFits:
         found = _with_memory(search, capacity * high)
         low, high = (low, high) if found else (high, 2 * high)
     if found is None:
-        problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
-        return NothingFits(problem, short_by_bytes=0, closest=None, suggestion="fix or forbid less")
+        return _restricted(job)
     for _ in range(5):
         middle = (low + high) / 2
         better = _with_memory(search, capacity * middle)
         found, low, high = (better, low, middle) if better else (found, middle, high)
     row = max(estimate(job, found, search.runtime, search.constants).memory, key=lambda row: row.short_by)
+    if not row.short_by:  # it would fit: something else keeps it from being a plan
+        return _restricted(job)
     problem = (
         f"{job.model.name} does not fit on {job.cluster.name} with any plan: the closest needs {size(row.total)} on "
         f"devices {row.devices} of {size(row.capacity)}, short by {size(row.short_by)}"
     )
     return NothingFits(problem, short_by_bytes=row.short_by, closest=found, suggestion=_suggestion(search))
+
+
+def _restricted(job: Job) -> NothingFits:
+    problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
+    return NothingFits(problem, short_by_bytes=0, closest=None, suggestion="fix or forbid less")
 
 
 def _with_memory(search: Search, memory: float) -> Plan | None:

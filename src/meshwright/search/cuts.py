@@ -18,6 +18,7 @@ from meshwright.search.limits import Limits
 
 Array = Any
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
+PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage: weights are no finer
 _FEW = 36  # ways to cut a chain that are all looked at
@@ -31,13 +32,15 @@ def places(model: Model, limits: Limits) -> Array:
     return np.array(allowed, dtype=np.int64)
 
 
-def balanced(weights: Array, stages: int, where: Array, model: Model, *, tilted: bool) -> list[tuple[int, ...]]:
-    """Cuts into so many stages that take about the same time; each starts with 0 and ends with the last layer.
+def balanced(weights: Array, homes: tuple[int, ...], where: Array, model: Model) -> list[tuple[int, ...]]:
+    """Cuts that give each group of devices about the same work; each starts with 0 and ends with the last layer.
 
-    `tilted` adds cuts whose stages grow or shrink along the pipeline: where memory is short, stages that hold more
-    micro-batches take fewer layers.
+    `homes` is the group of each stage. Short pipelines of one stage per group also get cuts whose stages grow or shrink
+    along the pipeline: where memory is short, stages that hold more micro-batches take fewer layers.
     """
-    count = len(weights)
+    count, stages = len(weights), len(homes)
+    virtual = stages // (max(homes) + 1)
+    tilts = _TILTS if virtual == 1 and stages <= _TILTED else _TILTS[:1]
     if stages == 1:
         return [(0, count)]
     if len(where) < stages - 1:
@@ -50,7 +53,8 @@ def balanced(weights: Array, stages: int, where: Array, model: Model, *, tilted:
         if len(allowed) < stages - 1:
             continue
         total = [0.0, *np.cumsum(weights).tolist()]
-        some = [_rounded(total, stages, allowed, tilt) for tilt in (_TILTS if tilted else _TILTS[:1])]
+        some = [_rounded(total, stages, allowed, tilt) for tilt in tilts]
+        some += [shared_out(total, homes, allowed, 1.0)] if virtual > 1 else []
         longest = max(total[b] - total[a] for a, b in pairwise(some[0]))
         found.update(dict.fromkeys([*some, *_packed(total, stages, allowed, longest)]))
     return list(found)
@@ -84,6 +88,35 @@ def _rounded(total: list[float], stages: int, allowed: Array, tilt: float) -> tu
         if near > at + 1 and target - reached[near - 1] <= reached[near] - target:
             near -= 1
         at = near
+        chosen.append(places_[at])
+    return (*chosen, len(total) - 1)
+
+
+def shared_out(
+    total: list[float], homes: tuple[int, ...], allowed: Array, part: float, shares: Array | None = None
+) -> tuple[int, ...]:
+    """Each stage takes of its group's share what is left, evenly; the group's first stage takes `part` as much.
+
+    What rounding to whole layers gives a group too much, its later stages have less. `total` is the work before each
+    place; `shares` are the groups' parts of all work, or equal.
+    """
+    places_ = allowed.tolist()
+    reached = [total[place] for place in places_]
+    groups, stages = max(homes) + 1, len(homes)
+    fair = np.full(groups, 1 / groups) if shares is None else shares
+    left, still = (total[-1] * fair).tolist(), [stages // groups] * groups
+    at, here, chosen = -1, 0.0, [0]
+    for s, group in enumerate(homes[:-1]):
+        first = part if still[group] == stages // groups else 1.0
+        target = here + first * left[group] / still[group]
+        high = len(places_) - (stages - 1 - s)  # leave a place for each cut that follows
+        near = bisect_left(reached, target, at + 1, high)
+        if near > at + 1 and (near == high or target - reached[near - 1] <= reached[near] - target):
+            near -= 1
+        at = min(near, high - 1)
+        left[group] -= reached[at] - here
+        still[group] -= 1
+        here = reached[at]
         chosen.append(places_[at])
     return (*chosen, len(total) - 1)
 
@@ -146,29 +179,34 @@ class Cutter:
         self.places = places(model, limits)
         self.even = not limits.allows("uneven")
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
-        self._cuts: dict[tuple[int, int, tuple[float, ...]], list[tuple[int, ...]]] = {}
-        self._leads: dict[tuple[int, int, tuple[float, ...]], Array] = {}
+        self._cuts: dict[tuple[tuple[int, ...], tuple[float, ...]], list[tuple[int, ...]]] = {}
+        self._leads: dict[tuple[tuple[int, ...], tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
         """Tell what every sort of layer takes; twentieths of a usual layer are enough, and let tables share their cuts."""
         usual = np.median(seconds[self.sort])
         self._weights[size, micro_batches] = tuple((np.round(20 * seconds / usual) / 20).tolist())
 
-    def cuts(self, stages: int, groups: int, size: int, micro_batches: int) -> list[tuple[int, ...]]:
-        weights = self._weights[size, micro_batches]
-        key = (stages, groups, weights)
+    def cuts(self, homes: tuple[int, ...], size: int, micro_batches: int) -> list[tuple[int, ...]]:
+        """Cuts into stages whose groups of devices are `homes`."""
+        key = (homes, self._weights[size, micro_batches])
         if key not in self._cuts:
-            each = np.maximum(np.array(weights), 1e-3)[self.sort]
-            tilted = stages == groups and groups <= _TILTED
-            if self.even:
-                self._cuts[key] = even(self.model, stages)
-            else:
-                self._cuts[key] = balanced(each, stages, self.places, self.model, tilted=tilted)
+            each = np.maximum(np.array(key[1]), 1e-3)[self.sort]
+            cut = even(self.model, len(homes)) if self.even else balanced(each, homes, self.places, self.model)
+            self._cuts[key] = cut
         return self._cuts[key]
 
-    def lead(self, stages: int, groups: int, size: int, micro_batches: int) -> Array:
+    def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:
+        """Cuts that give each group work in inverse proportion to how slow it is; `seconds` are those of each layer."""
+        total = [0.0, *np.cumsum(seconds).tolist()]
+        shares = 1 / slower / (1 / slower).sum()
+        allowed = (self.places, np.intersect1d(self.places, _between_blocks(self.model)))
+        fine = [where for where in allowed if len(where) >= len(homes) - 1]
+        return [shared_out(total, homes, where, part, shares) for where in fine for part in PARTS]
+
+    def lead(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Array:
         """Layers of each sort before each group, summed over the groups: (cuts, sort)."""
-        key = (stages, groups, self._weights[size, micro_batches])
+        key = (homes, self._weights[size, micro_batches])
         if key not in self._leads:
-            self._leads[key] = lead(self.counts, self.cuts(stages, groups, size, micro_batches), groups)
+            self._leads[key] = lead(self.counts, self.cuts(homes, size, micro_batches), max(homes) + 1)
         return self._leads[key]

@@ -32,7 +32,7 @@ from meshwright.search.ways import joined
 
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
-_NEAR = 1.03  # of the best plan's time: where layers may begin to choose for themselves
+_NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
 _STARTS = 3
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
@@ -47,8 +47,9 @@ def best_layered(search: Search, solver: str = "exact", time_limit: float | None
         return None
     if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
         return None
-    starts = {found.shape: found for found in reversed(search.best) if found.seconds < _NEAR * search.limit}
-    plans = [layered(search, found, solver, time_limit) for found in list(starts.values())[-_STARTS:]]
+    near = [f for f in search.by_shape.values() if f.seconds < _NEAR * search.limit and f.shape.schedule.virtual == 1]
+    near.sort(key=lambda found: found.seconds)
+    plans = [layered(search, found, solver, time_limit) for found in near[:_STARTS]]
     better = [plan for plan in plans if plan and faster(search, plan)]
     price = (search.runtime, search.constants)
     return min(better, key=lambda plan: estimate(search.job, plan, *price).step_seconds) if better else None

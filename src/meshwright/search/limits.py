@@ -29,7 +29,7 @@ FORBIDDABLE = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble 1F1B",
     "zbv": "ZB-V", "dualpipev": "DualPipeV", "split": "pipeline cuts inside a block", "idle": "idle devices",
     "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
-    "uneven": "stages with different numbers of blocks",
+    "uneven": "stages with different numbers of blocks", "swap": "swap to other devices (MPress)",
 }  # fmt: skip
 
 

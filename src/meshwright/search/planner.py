@@ -19,13 +19,14 @@ from meshwright.errors import InputError, UnknownName
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.rules.case import Case
 from meshwright.plan.rules.choices import precision_supported
+from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
-from meshwright.search.layers import best_layered
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
 
+_GRACE = 5.0  # seconds beyond a time limit in which a first plan is still looked for
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
 Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
 
@@ -72,10 +73,10 @@ def plan(
     deadline = started + time_limit if time_limit is not None else float("inf")
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
-    search = Search(job, framework, limits, constants, deadline, progress)
+    search = Search(job, framework, limits, constants, deadline, on_step=progress, grace=_GRACE)
     try:
         search.run()
-        better = best_layered(search, solver, time_limit)
+        better = refined(search, solver, time_limit)
     except KeyboardInterrupt:
         if not search.best:
             raise

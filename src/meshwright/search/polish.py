@@ -9,34 +9,83 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from meshwright.search.bounds import least_seconds
+from meshwright.search.cuts import Cutter
 from meshwright.search.modes import Mode
-from meshwright.search.shapes import Cuts, Found, Setting
+from meshwright.search.shapes import Cuts, Found, Setting, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Settled
 
+Array = Any
 _ROUNDS = 8
+_SLACK = 1.002  # of a plan's time: so much slower it may become if more groups are fast
+_BALANCED = 3  # rounds of balancing with what memory asks of each group
 _SHORT = 32  # stages; longer pipelines have hundreds of neighbours
-_TRIED = 6  # neighbours that are simulated in each
+_ANYWHERE = 17  # cuts; of longer pipelines layers go to a neighbour, or the next but one
+_TRIED = 6  # neighbours that are simulated in each round
 
 
-def polished(setting: Setting, places: list[int], modes: list[Mode], found: Found) -> Found:
-    """The same choice with cuts that no neighbour of theirs beats; `places` are those where a cut may stand."""
+def polished(setting: Setting, places: list[int], modes: list[Mode], found: Found, tried: int = _TRIED) -> Found:
+    """The same choice with cuts that are better than some of their neighbours, the `tried` most promising of each.
+
+    `places` are those where a cut may stand.
+    """
     rounds = _ROUNDS if found.shape.stages <= _SHORT else 2
     known: dict[object, Settled] = {}
+    best = found
     for _ in range(rounds if found.shape.stages > 1 else 0):
-        better = _better(setting, places, modes, found, known)
+        better = _better(setting, places, modes, found, known, tried)
         if better is None:
             break
         found = better
-    return found
+        best = min(best, found, key=lambda f: f.seconds)
+    return best
+
+
+def started(setting: Setting, cutter: Cutter, modes: list[Mode], found: Found, cuts: list[Cuts]) -> list[Found]:
+    """The same choice with other cuts, fastest first: some given ones, and those that weigh how much slower memory
+    makes each group."""
+    shape, table = found.shape, found.table.take(np.array([found.row]))
+    known: dict[object, Settled] = {}
+    seen: dict[Cuts, Found | None] = {found.cuts: found}
+    best, waiting = found, cuts
+    for _ in range(_BALANCED):
+        for cut in waiting:
+            if cut not in seen:
+                other = best_of(setting, shape, cut, table, modes, np.inf, known)
+                seen[cut] = replace(other, table=found.table, row=found.row) if other else None
+        best = min((f for f in seen.values() if f), key=lambda f: f.seconds)
+        waiting = cutter.shared(homes_of(shape), _slower(setting, best), _seconds_per_layer(setting, best))
+    return sorted((f for f in seen.values() if f), key=lambda f: f.seconds)
+
+
+def _seconds_per_layer(setting: Setting, found: Found) -> Array:
+    table = found.table
+    return (table.forward[0, :, found.row] + table.backward[0, :, found.row])[setting.chain.sort]
+
+
+def _slower(setting: Setting, found: Found) -> Array:
+    """(group,): what its layers take under their modes, of what they take with nothing repeated."""
+    both = (found.table.forward + found.table.backward)[:, :, found.row]  # (mode, sort)
+    counts, factors = setting.chain.counts, []
+    for group, (first, second, split) in enumerate(found.modes):
+        taken = plain = 0.0
+        for low, high in found.shape.ranges(found.cuts, group):
+            middle = min(max(split, low), high)
+            taken += float(
+                (counts[middle] - counts[low]) @ both[first] + (counts[high] - counts[middle]) @ both[second]
+            )
+            plain += float((counts[high] - counts[low]) @ both[0])
+        factors.append(taken / plain)
+    return np.array(factors)
 
 
 def _better(
-    setting: Setting, places: list[int], modes: list[Mode], best: Found, known: dict[object, Settled]
+    setting: Setting, places: list[int], modes: list[Mode], best: Found, known: dict[object, Settled], tried: int
 ) -> Found | None:
     """One of the neighbours, if it is faster; least bound first."""
     cuts = list(neighbours(best.cuts, places))
@@ -44,21 +93,24 @@ def _better(
         return None
     table, found = best.table.take(np.array([best.row])), best
     bounds = least_seconds(setting, best.shape, cuts, table, best.seconds)[:, 0]
-    for q in np.argsort(bounds, kind="stable")[:_TRIED]:
-        if bounds[q] >= found.seconds:
+    for q in np.argsort(bounds, kind="stable")[:tried]:
+        if bounds[q] >= _SLACK * best.seconds:
             break
-        found = best_of(setting, best.shape, cuts[q], table, modes, found.seconds, known) or found
+        other = best_of(setting, best.shape, cuts[q], table, modes, _SLACK * best.seconds, known)
+        if other and other.spread < found.spread * (1 - 1e-9):
+            found = other
     return replace(found, table=best.table, row=best.row) if found is not best else None
 
 
 def neighbours(cuts: Cuts, places: list[int]) -> Iterator[Cuts]:
-    """One cut moved by one or two places, or two cuts next to each other moved together."""
+    """One layer (or two) of a stage given to its neighbour, or to another stage: all cuts between them move."""
     every = [0, *places, cuts[-1]]
     index = {place: i for i, place in enumerate(every)}
     at = [index[cut] for cut in cuts]
-    inner = range(1, len(cuts) - 1)
-    moves = [(i, i, step) for step in (-1, 1, -2, 2) for i in inner]
-    moves += [(i, i + 1, step) for step in (-1, 1) for i in inner if i + 1 in inner]
+    far = len(cuts) if len(cuts) <= _ANYWHERE else 2
+    moves = [(i, i, step) for step in (-2, 2) for i in range(1, len(cuts) - 1)]
+    for first in range(1, len(cuts) - 1):
+        moves += [(first, last, step) for last in range(first, min(first + far, len(cuts) - 1)) for step in (-1, 1)]
     for first, last, step in moves:
         moved = [a + step if first <= i <= last else a for i, a in enumerate(at)]
         if all(b > a for a, b in pairwise(moved)):

@@ -38,8 +38,7 @@ class Shape:
 
     def ranges(self, cuts: Cuts, group: int) -> list[Range]:
         """Layers of the stages of one group."""
-        mine = [s for s in range(self.stages) if group_of_stage(self.schedule, self.stages, s) == group]
-        return [(cuts[s], cuts[s + 1]) for s in mine]
+        return [(cuts[s], cuts[s + 1]) for s in _mine(self.schedule, self.stages)[group]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ class Found:
     table: Prices
     row: int  # of the table
     modes: tuple[tuple[int, int, int], ...]  # per group: mode of both runs, and where the second begins
+    spread: float = 0.0  # seconds, a mean over groups that the slowest dominate: what to lower when several are slowest
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,21 @@ class Setting:
         return work * (1 + self.constants.straggler * log2(nodes)) + self.runtime.step_seconds
 
 
+@lru_cache(maxsize=4096)
+def _homes(schedule: Schedule, stages: int) -> tuple[int, ...]:
+    return tuple(group_of_stage(schedule, stages, s) for s in range(stages))
+
+
+def homes_of(shape: Shape) -> tuple[int, ...]:
+    """The group of devices of every stage."""
+    return _homes(shape.schedule, shape.stages)
+
+
 @lru_cache(maxsize=512)
 def _mine(schedule: Schedule, stages: int) -> Array:
-    homes = np.array([group_of_stage(schedule, stages, s) for s in range(stages)])
-    return np.argsort(homes, kind="stable").reshape(stages // schedule.virtual, schedule.virtual)
+    return np.argsort(np.array(_homes(schedule, stages)), kind="stable").reshape(
+        stages // schedule.virtual, schedule.virtual
+    )
 
 
 def stages_of(shape: Shape) -> Array:

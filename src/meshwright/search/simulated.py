@@ -17,6 +17,7 @@ from meshwright.search.stages import Range, Settled, extras, settle
 from meshwright.search.timing import StageTimes, ends, least_ends, pick
 
 Array = Any
+_POWER = 24  # of the mean over groups
 
 
 def best_of(
@@ -46,11 +47,13 @@ def best_of(
     exact = ends(shape.schedule, shape.groups, shape.micro_batches, picked)
     seconds = _finish(setting, shape, cuts, part.take(near), picked, exact)
     one = int(np.argmin(seconds))
+    slowest = exact[one].max()
+    spread = float(seconds[one] * ((exact[one] / slowest) ** _POWER).mean() ** (1 / _POWER))
     if seconds[one] >= limit:
         return None
     row = int(rows[near[one]])
     chosen = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
-    return Found(float(seconds[one]), shape, cuts, table, row, chosen)
+    return Found(float(seconds[one]), shape, cuts, table, row, chosen, spread)
 
 
 def _taken(settled: Settled, rows: Array) -> Settled:

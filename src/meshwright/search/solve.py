@@ -36,10 +36,10 @@ from meshwright.search.cuts import Cutter
 from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
-from meshwright.search.polish import polished
+from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Prices, prices, undominated
 from meshwright.search.screen import Screen, holdable, least_end, sharded, useful
-from meshwright.search.shapes import Cuts, Found, Setting, Shape
+from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room
 from meshwright.search.tables import Table, tables
@@ -54,6 +54,9 @@ _MANY = 40_000  # grids with micro-batches; from here on the best of all tables 
 _ONE_STAGE: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b", "gpipe")
 _POLISHED = 24  # stages of plans whose cuts are moved although they are not yet better
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
+_DEEP = 2  # shapes whose best plan's cuts are moved with more care
+_TRIED = 10  # neighbours of their cuts that are simulated
+_STARTS = 2  # cuts from which they are moved
 _MOST_VIRTUAL = 8  # stages of one device group
 
 
@@ -66,8 +69,10 @@ class Search:
     limits: Limits = field(default_factory=Limits)
     constants: Constants = DEFAULT
     deadline: float = float("inf")  # by time.monotonic()
+    grace: float = 0.0  # seconds beyond the deadline in which a first plan is still looked for
     on_step: Callable[[float, float], None] | None = None  # called with (best, bound) now and then
     best: list[Found] = field(default_factory=list)  # best first
+    by_shape: dict[Shape, Found] = field(default_factory=dict)  # the best of every shape that was simulated
     explored: int = 0  # choices x cuts x schedules that got a bound
     settled: int = 0  # of these, cuts that were settled and simulated
     bound: float = 0.0  # seconds below which no plan can be
@@ -87,7 +92,6 @@ class Search:
         self._names = self.limits.schedules()
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
-        self._moved: dict[tuple[object, ...], float] = {}  # shapes and choices whose cuts were moved, from which time
         self._hopes: dict[tuple[int, int, bool], list[tuple[float, Shape]]] = {}
 
     @property
@@ -99,7 +103,11 @@ class Search:
     def late(self) -> bool:
         if self.first_only and self.best:
             return True
-        return time.monotonic() > self.deadline and not self._probing
+        return self._overdue and not self._probing
+
+    @property
+    def _overdue(self) -> bool:
+        return time.monotonic() > self.deadline + (0.0 if self.best else self.grace)
 
     def run(self) -> None:
         """Search the whole space; a schedule that changes what layers cost is searched on its own."""
@@ -107,7 +115,7 @@ class Search:
         waiting = self._tables()
         self._probe(waiting)
         if apart:
-            apart.best = self.best
+            apart.best, apart.by_shape = self.best, {}
             others = apart._tables()
             if not self.late:
                 apart._probe(others)
@@ -146,7 +154,7 @@ class Search:
         self._probing = True
         for start in range(0, len(waiting), _PROBED):
             self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
-            if self.best or (start and time.monotonic() > self.deadline):
+            if self.best or (start and self._overdue):
                 break
         self._probing = False
 
@@ -162,7 +170,17 @@ class Search:
             if self.late:
                 return  # the bound stays that of the tables that were open
             waiting = waiting[some:]
+        self._deepen()
         self.bound = self.limit
+
+    def _deepen(self) -> None:
+        """Try many more cuts for the best of the shapes."""
+        near = [found for found in self.by_shape.values() if 1 < found.shape.stages <= _POLISHED]
+        for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
+            if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
+                continue
+            for start in started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))[:_STARTS]:
+                self._keep(polished(self.setting, self.places, self.modes, start, _TRIED))
 
     def _over(self) -> bool:
         return self.late
@@ -245,7 +263,7 @@ class Search:
     def _averaged(self, shape: Shape, work: Array, columns: Columns) -> Array:
         """Choices that may win, judged by the average over the groups of what stands before them and their work."""
         around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
-        lead = self._cutter.lead(shape.stages, shape.groups, shape.devices, shape.micro_batches)
+        lead = self._cutter.lead(homes_of(shape), shape.devices, shape.micro_batches)
         before = (lead @ around).min(axis=0)
         return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
 
@@ -334,19 +352,17 @@ class Search:
         return with_states(full, self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
-        """Move the cuts of a plan that is near the best, once for each choice; keep it if it is better."""
-        if not found:
-            return
-        if not self.limits.allows("uneven"):
-            self.best = [found, *self.best] if found.seconds < self.limit else self.best
-            return
-        near = not self._probing and found.shape.stages <= _POLISHED
-        key = (found.shape, found.table.choices.key(found.row))
-        if found.seconds < self.limit or (near and found.seconds < self._moved.get(key, np.inf)):
-            self._moved[key] = found.seconds
+        """Keep a plan; if it is better than the best, move its cuts first."""
+        if found and found.seconds < self.limit and self.limits.allows("uneven"):
             found = polished(self.setting, self.places, self.modes, found)
+        if found:
+            self._keep(found)
+
+    def _keep(self, found: Found) -> None:
         if found.seconds < self.limit:
             self.best.insert(0, found)
+        if found.shape not in self.by_shape or found.seconds < self.by_shape[found.shape].seconds:
+            self.by_shape[found.shape] = found
 
     def with_experts(self, part: Choices) -> Choices:
         """Every grid with every folding of the experts over it."""
@@ -390,7 +406,7 @@ class Search:
 
     def cuts(self, shape: Shape) -> list[Cuts]:
         """Cuts of the chain into the stages of a shape."""
-        return self._cutter.cuts(shape.stages, shape.groups, shape.devices, shape.micro_batches)
+        return self._cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
 
 
 class _Priced:

@@ -15,7 +15,7 @@ from meshwright.search.limits import Limits
 
 # No framework but ours takes these: chosen operators, ways that change inside a stage, cuts inside a block, axes in
 # any order.
-_OURS = ("adaptive", "mixed", "split", "placement")
+_OURS = ("adaptive", "mixed", "split", "placement", "swap")
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,6 @@ class Choices:
         """Samples of one micro-batch over all replicas."""
         return self.samples * self.grids.dp
 
-    def key(self, row: int) -> tuple[float, ...]:
-        """What tells one of them from the others."""
-        own = [getattr(self, f.name)[row] for f in fields(self) if f.name != "grids"]
-        return tuple(map(float, own + [getattr(self.grids, f.name)[row] for f in fields(self.grids)]))
-
     def span(self, row: int, layers: str) -> Span:
         """One of them, as a plan writes it."""
         g = self.grids

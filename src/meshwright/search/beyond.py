@@ -1,0 +1,38 @@
+"""Steps beyond the space that the search proves: they start from its best plans, and only ever make the answer faster.
+
+Layers that choose for themselves (`layers.py`), fractions of offload (`trim.py`), swaps between devices (`swap.py`).
+"""
+
+from __future__ import annotations
+
+from meshwright.cost.estimate import estimate
+from meshwright.plan import Plan
+from meshwright.plan.strategy import Offload
+from meshwright.search.build import plan_of
+from meshwright.search.layers import best_layered
+from meshwright.search.solve import Search
+from meshwright.search.swap import swapped
+from meshwright.search.trim import spans_with_groups, trimmed
+
+_STARTS = 3  # shapes whose best plans are refined
+_NEAR = 1.04  # of the best plan's time
+
+
+def refined(search: Search, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
+    """A plan that is faster than the search's best, if one of the steps finds it."""
+    job, price = search.job, (search.runtime, search.constants)
+    near = sorted(search.by_shape.values(), key=lambda found: found.seconds)[:_STARTS]
+    plans = [plan_of(job, found, search.modes) for found in near if found.seconds < _NEAR * search.limit]
+    if layered := best_layered(search, solver, time_limit):
+        plans.insert(0, layered)
+    found = [(estimate(job, layered, *price).step_seconds, layered)] if layered else []
+    for plan in plans:
+        if search.late:
+            break
+        if any(span.offload != Offload() for _, span in spans_with_groups(plan)):
+            found.append(trimmed(job, plan, *price))
+    if search.limits.allows("swap") and plans and not search.late:
+        start = min(found, key=lambda item: item[0], default=(search.limit, plans[0]))[1]
+        found.append(swapped(job, start, *price, search.limits))
+    best = min(found, key=lambda item: item[0], default=None)
+    return best[1] if best and best[0] < search.limit * (1 - 1e-9) else None

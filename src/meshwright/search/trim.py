@@ -1,0 +1,89 @@
+"""Offload no more than memory asks for: fractions of what a plan keeps on the host, made as small as still fits.
+
+The search knows nothing and everything; between them a device updates part of its optimizer states itself, or moves part
+of its activations, so that more of the transfer hides under computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from meshwright.cost.constants import Constants
+from meshwright.cost.estimate import estimate
+from meshwright.cost.memory import plan_memory
+from meshwright.cost.runtime import Runtime
+from meshwright.plan import Job, Pipeline, Plan, Span, Stage
+from meshwright.plan.schedule import group_of_stage
+
+_STEPS = 128  # fractions are multiples of 1 / 128
+_ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters", "activations"))
+
+
+def trimmed(job: Job, plan: Plan, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
+    """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is."""
+    best = (estimate(job, plan, runtime, constants).step_seconds, plan)
+    for order in _ORDERS:
+        other = plan
+        for name in order:
+            other = _least(job, other, name, runtime)
+        if other != plan:
+            found = estimate(job, other, runtime, constants)
+            if found.fits and found.step_seconds < best[0]:
+                best = (found.step_seconds, other)
+    return best
+
+
+def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
+    """Every device group keeps as little of one sort of tensors on the host as lets it fit, by halving."""
+    groups = list(group_numbers(plan))
+    used = {group for group, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
+    if not used:
+        return plan
+    low, high = dict.fromkeys(groups, 0), dict.fromkeys(groups, _STEPS)
+    while any(high[g] - low[g] > 1 for g in used):
+        middle = {g: (low[g] + high[g]) // 2 for g in groups}
+        rows = plan_memory(_scaled(plan, name, {g: middle[g] / _STEPS for g in used}), job, runtime)
+        for g, row in zip(groups, rows, strict=True):
+            if row.short_by or row.host_short_by:
+                low[g] = middle[g]
+            else:
+                high[g] = middle[g]
+    return _scaled(plan, name, {g: high[g] / _STEPS for g in used})
+
+
+def _scaled(plan: Plan, name: str, fractions: dict[tuple[int, int], float]) -> Plan:
+    def scale(span: Span, part: float) -> Span:
+        return replace(span, offload=replace(span.offload, **{name: getattr(span.offload, name) * part}))
+
+    return with_spans(plan, lambda group, _, span: scale(span, fractions[group]) if group in fractions else span)
+
+
+def group_numbers(plan: Plan) -> Iterator[tuple[int, int]]:
+    """(pipeline, device group) in the order of `plan_memory`."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for group in range(len(pipeline.stages) // pipeline.schedule.virtual):
+            yield p, group
+
+
+def with_spans(plan: Plan, change: Callable[[tuple[int, int], int, Span], Span]) -> Plan:
+    """A plan whose spans are changed; `change` is told the pipeline and device group, the stage, and the span."""
+
+    def stage(p: int, pipeline: Pipeline, s: int, one: Stage) -> Stage:
+        group = (p, group_of_stage(pipeline.schedule, len(pipeline.stages), s))
+        return replace(one, spans=tuple(change(group, s, span) for span in one.spans))
+
+    pipelines = tuple(
+        replace(pipeline, stages=tuple(stage(p, pipeline, s, one) for s, one in enumerate(pipeline.stages)))
+        for p, pipeline in enumerate(plan.pipelines)
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def spans_with_groups(plan: Plan) -> Iterator[tuple[tuple[int, int], Span]]:
+    """Every span with its pipeline and device group."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for span in stage.spans:
+                yield (p, group_of_stage(pipeline.schedule, len(pipeline.stages), s)), span
