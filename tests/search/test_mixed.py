@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import msgspec
 import pytest
 
 import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.errors import MeshwrightError
+from meshwright.plan import Pipeline, Stage
 from meshwright.plan.rules import check
+from meshwright.plan.spans import device_text, layers_of
 from meshwright.search.planner import plan
 
 CASES = [
@@ -62,3 +65,64 @@ def test_faster_devices_get_more_samples() -> None:
     batches = {job.cluster.group_index(p.stages[0].ranks[0]): p.batch for p in plan(job).plan.pipelines}
     assert batches[1] > batches[0] > 0
     assert sum(batches.values()) == 256
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "forbid"),
+    [
+        ("gpt2-large", "1x6xh100+1x8xa100-80gb", 16, ["pp"]),
+        ("llama3.2-1b", "1x3xh100+1x4xa100-80gb", 16, ["pp", "tp", "ring", "ulysses"]),
+    ],
+)
+def test_no_other_shares_are_faster(model: str, cluster: str, batch: int, forbid: list[str]) -> None:
+    """Every share of the batch, each kind planned on its own; a share may have divisors that the batch has not."""
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset(cluster), global_batch=batch, seq_len=1024)
+    found = plan(job, forbid=forbid).estimate.step_seconds
+    alone: dict[tuple[int, int], tuple[Pipeline, ...]] = {(0, 0): (), (1, 0): ()}
+    for i, group in enumerate(job.cluster.groups):
+        for share in range(1, batch + 1):
+            one = replace(job, cluster=mw.Cluster(group.device.name, (group,)), global_batch=share)
+            alone[i, share] = shifted(plan(one, forbid=forbid).plan, job.cluster.first_rank(i))
+    for share in range(batch + 1):
+        together = mw.Plan(job=job.written(), pipelines=alone[0, share] + alone[1, batch - share])
+        check(together, job)
+        assert found <= estimate(job, together).step_seconds * (1 + 1e-9)
+
+
+def shifted(found: mw.Plan, first: int) -> tuple[Pipeline, ...]:
+    """The pipelines of a plan on devices that begin at another number."""
+
+    def moved(stage: Stage) -> Stage:
+        return msgspec.structs.replace(stage, devices=device_text([rank + first for rank in stage.ranks]))
+
+    return tuple(msgspec.structs.replace(p, stages=tuple(map(moved, p.stages))) for p in found.pipelines)
+
+
+def test_a_pipeline_across_kinds_where_no_kind_can_hold_the_model() -> None:
+    job = mw.Job(
+        mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x2xa100-40gb+1x2xh100"), global_batch=32, seq_len=2048
+    )
+    for group in job.cluster.groups:
+        with pytest.raises(MeshwrightError, match="does not fit"):
+            plan(replace(job, cluster=mw.Cluster(group.device.name, (group,))), forbid=["offload"])
+    answer = plan(job, forbid=["offload"])
+    check(answer.plan, job)
+    assert answer.estimate.fits
+    (pipeline,) = answer.plan.pipelines
+    kinds = [{job.cluster.group_index(rank) for rank in stage.ranks} for stage in pipeline.stages]
+    assert {0} in kinds
+    assert {1} in kinds
+    layers = [sum(len(layers_of(job.model, span.layers)) for span in stage.spans) for stage in pipeline.stages]
+    held = [sum(n for n, kind in zip(layers, kinds, strict=True) if kind == {i}) for i in (0, 1)]
+    assert held[1] > 1.5 * held[0]  # twice the memory and three times the speed
+    assert answer.plan.search is not None
+    assert not answer.optimal
+    assert 0 < answer.plan.search["bound"] < answer.estimate.step_seconds
+
+
+def test_a_pipeline_across_kinds_beats_one_that_treats_them_alike() -> None:
+    """The same kinds and stages with as many blocks in each, every uniform grid."""
+    job = mw.Job(
+        mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x2xa100-40gb+1x2xh100"), global_batch=32, seq_len=2048
+    )
+    assert alike(job) > 1.2 * plan(job, forbid=["offload"]).estimate.step_seconds

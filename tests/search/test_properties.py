@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import InputError, UnknownName
 from meshwright.plan.rules import check
+from meshwright.plan.spans import layers_of
 from meshwright.search.limits import FORBIDDABLE
 from meshwright.search.planner import NothingFits, plan
 from meshwright.search.solve import Search
@@ -169,3 +171,56 @@ def test_a_time_limit_states_its_gap() -> None:
     assert not hurried.plan.search["optimal"]
     assert 0 < hurried.plan.search["gap"] < 1
     assert hurried.plan.search["bound"] <= plan(job).estimate.step_seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "seq", "samples"),
+    [
+        ("llama3-8b", "8xh100", 64, 8192, 8),
+        ("llama3-8b", "8xh100", 64, 8192, 32),
+        ("gpt2-xl", "8xa100-40gb", 64, 1024, 1),
+    ],
+)
+def test_a_fixed_micro_batch_holds_for_every_layer(
+    model: str, cluster: str, batch: int, seq: int, samples: int
+) -> None:
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset(cluster), global_batch=batch, seq_len=seq)
+    found = plan(job, fix={"micro_batch": samples}).plan
+    for pipeline in found.pipelines:
+        for stage in pipeline.stages:
+            assert all(pipeline.samples // span.dp == samples for span in stage.spans)
+
+
+def test_stages_may_be_kept_even() -> None:
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("2x8xrtx4090"), global_batch=64, seq_len=4096)
+    free, kept = plan(job, fix={"pp": 4}), plan(job, fix={"pp": 4}, forbid=["uneven"])
+    assert free.estimate.step_seconds <= kept.estimate.step_seconds
+    assert kept.plan.pipelines
+    for pipeline in kept.plan.pipelines:
+        blocks = [
+            {layer.block for span in stage.spans for layer in layers_of(job.model, span.layers) if layer.block}
+            for stage in pipeline.stages
+        ]
+        assert len({len(some) for some in blocks}) == 1
+        assert not any(a & b for a, b in pairwise(blocks))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forbid": 5}, {"forbid": [1]}, {"forbid": ["nothing"]}, {"fix": 5}, {"fix": ["tp=2"]}, {"fix": {"zero": 4}},
+        {"fix": {"tp": True}}, {"time_limit": float("nan")}, {"time_limit": -1}, {"time_limit": "1"},
+        {"time_limit": True}, {"solver": None}, {"solver": "scip"}, {"runtime_name": None}, {"runtime_name": []},
+        {"fix": {"devices": 4}, "forbid": ["idle"]},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any]) -> None:
+    job = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset("8xh100"), global_batch=64)
+    with pytest.raises(InputError):
+        plan(job, **wrong)
+
+
+def test_what_is_consistent_is_not_refused() -> None:
+    job = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset("8xh100"), global_batch=64)
+    assert plan(job, fix={"zero": 0}, forbid="zero, offload").estimate.fits
+    assert plan(job, forbid=None).estimate.fits  # type: ignore[arg-type]

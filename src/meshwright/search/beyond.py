@@ -5,7 +5,6 @@ Layers that choose for themselves (`layers.py`), fractions of offload (`trim.py`
 
 from __future__ import annotations
 
-from meshwright.cost.estimate import estimate
 from meshwright.plan import Plan
 from meshwright.plan.strategy import Offload
 from meshwright.search.build import plan_of
@@ -23,9 +22,10 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
     job, price = search.job, (search.runtime, search.constants)
     near = sorted(search.by_shape.values(), key=lambda found: found.seconds)[:_STARTS]
     plans = [plan_of(job, found, search.modes) for found in near if found.seconds < _NEAR * search.limit]
+    found = []
     if layered := best_layered(search, solver, time_limit):
-        plans.insert(0, layered)
-    found = [(estimate(job, layered, *price).step_seconds, layered)] if layered else []
+        found.append(layered)
+        plans.insert(0, layered[1])
     for plan in plans:
         if search.late:
             break

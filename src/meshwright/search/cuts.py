@@ -6,8 +6,8 @@ whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from itertools import combinations, pairwise
+from bisect import bisect_left
+from itertools import combinations
 from math import comb
 from typing import Any
 
@@ -20,7 +20,8 @@ Array = Any
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
-_CLOSE = 1e-3  # of the longest stage: weights are no finer
+_CLOSE = 1e-3  # of the longest stage
+_GRAIN = 0.01  # of a usual layer: weights are no finer than a twentieth
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -52,10 +53,10 @@ def balanced(weights: Array, homes: tuple[int, ...], where: Array, model: Model)
     for allowed in (where, np.intersect1d(where, blocks)):
         if len(allowed) < stages - 1:
             continue
-        total = [0.0, *np.cumsum(weights).tolist()]
+        total = np.concatenate([[0.0], np.cumsum(weights)])
         some = [_rounded(total, stages, allowed, tilt) for tilt in tilts]
         some += [shared_out(total, homes, allowed, 1.0)] if virtual > 1 else []
-        longest = max(total[b] - total[a] for a, b in pairwise(some[0]))
+        longest = float(np.diff(total[list(some[0])]).max())
         found.update(dict.fromkeys([*some, *_packed(total, stages, allowed, longest)]))
     return list(found)
 
@@ -75,25 +76,21 @@ def _between_blocks(model: Model) -> Array:
     return np.array([i for i in range(1, len(layers)) if not layers[i].block or layers[i].block != layers[i - 1].block])
 
 
-def _rounded(total: list[float], stages: int, allowed: Array, tilt: float) -> tuple[int, ...]:
+def _rounded(total: Array, stages: int, allowed: Array, tilt: float) -> tuple[int, ...]:
     """Each cut at the allowed place nearest to its share of the total; the last stage takes `1 + tilt` of a fair one."""
-    places_ = allowed.tolist()
-    reached = [total[place] for place in places_]
-    at, chosen = -1, [0]
-    for s in range(1, stages):
-        part = s / stages
-        target = total[-1] * (part - tilt * part * (1 - part))
-        high = len(places_) - (stages - 1 - s) - 1  # leave a place for each cut that follows
-        near = bisect_left(reached, target, at + 1, high)
-        if near > at + 1 and target - reached[near - 1] <= reached[near] - target:
-            near -= 1
-        at = near
-        chosen.append(places_[at])
-    return (*chosen, len(total) - 1)
+    reached = total[allowed]
+    part = np.arange(1, stages) / stages
+    target = total[-1] * (part - tilt * part * (1 - part))
+    near = np.searchsorted(reached, target).clip(1, len(reached) - 1) if len(reached) > 1 else np.zeros(1, dtype=int)
+    near = near - (target - reached[near - 1] <= reached[near] - target) if len(reached) > 1 else near
+    number = np.arange(stages - 1)
+    near = np.maximum.accumulate(near - number) + number  # one place for each cut
+    near = np.minimum(near, len(reached) - stages + 1 + number)
+    return (0, *allowed[near].tolist(), len(total) - 1)
 
 
 def shared_out(
-    total: list[float], homes: tuple[int, ...], allowed: Array, part: float, shares: Array | None = None
+    total: Array, homes: tuple[int, ...], allowed: Array, part: float, shares: Array | None = None
 ) -> tuple[int, ...]:
     """Each stage takes of its group's share what is left, evenly; the group's first stage takes `part` as much.
 
@@ -101,7 +98,7 @@ def shared_out(
     place; `shares` are the groups' parts of all work, or equal.
     """
     places_ = allowed.tolist()
-    reached = [total[place] for place in places_]
+    reached = total[allowed].tolist()
     groups, stages = max(homes) + 1, len(homes)
     fair = np.full(groups, 1 / groups) if shares is None else shares
     left, still = (total[-1] * fair).tolist(), [stages // groups] * groups
@@ -109,7 +106,7 @@ def shared_out(
     for s, group in enumerate(homes[:-1]):
         first = part if still[group] == stages // groups else 1.0
         target = here + first * left[group] / still[group]
-        high = len(places_) - (stages - 1 - s)  # leave a place for each cut that follows
+        high = len(places_) - (stages - 2 - s)  # leave a place for each cut that follows
         near = bisect_left(reached, target, at + 1, high)
         if near > at + 1 and (near == high or target - reached[near - 1] <= reached[near] - target):
             near -= 1
@@ -121,26 +118,25 @@ def shared_out(
     return (*chosen, len(total) - 1)
 
 
-def _packed(total: list[float], stages: int, allowed: Array, most: float) -> list[tuple[int, ...]]:
+def _packed(total: Array, stages: int, allowed: Array, most: float) -> list[tuple[int, ...]]:
     """The least longest stage, `most` or less, filled from the front, and from the back."""
     count = len(total) - 1
-    ahead = [*allowed.tolist(), count]
-    behind = [count - place for place in reversed([0, *allowed.tolist()])]
-    here = [total[place] for place in ahead]
-    there = [total[-1] - total[count - place] for place in behind]
+    ahead = np.append(allowed, count)
+    behind = np.append(count - allowed[::-1], count)
+    here, there = total[ahead], total[-1] - total[count - behind]
     best = _least_longest(here, stages, most)
     found = []
     if front := _fill(here, stages, best):
-        found.append((0, *(ahead[at] for at in front)))
+        found.append((0, *ahead[front].tolist()))
     if back := _fill(there, stages, best):
-        found.append((0, *(count - behind[at] for at in reversed(back[:-1])), count))
+        found.append((0, *(count - behind[back[:-1]])[::-1].tolist(), count))
     return found
 
 
-def _least_longest(reached: list[float], stages: int, most: float) -> float:
-    longest = max(b - a for a, b in pairwise([0.0, *reached]))
-    low, high = max(reached[-1] / stages, longest), most
-    while high - low > _CLOSE * high:
+def _least_longest(reached: Array, stages: int, most: float) -> float:
+    longest = float(np.diff(reached, prepend=0.0).max())
+    low, high = max(float(reached[-1]) / stages, longest), most
+    while high - low > max(_CLOSE * high, _GRAIN):
         middle = (low + high) / 2
         if _fill(reached, stages, middle):
             high = middle
@@ -149,15 +145,19 @@ def _least_longest(reached: list[float], stages: int, most: float) -> float:
     return high
 
 
-def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
+def _fill(reached: Array, stages: int, most: float) -> list[int] | None:
     """Places of the ends of stages as long as `most` allows, each at least one place long; nothing if they end early."""
-    found, at, here, most = [], -1, 0.0, most * (1 + 1e-12)
-    for last in range(len(reached) - stages + 1, len(reached) + 1):
-        end = bisect_right(reached, here + most, at + 1, last) - 1
+    starts = np.concatenate([[0.0], reached])
+    ends = (np.searchsorted(reached, starts + most * (1 + 1e-12), side="right") - 1).tolist()  # from each place
+    found, at = [], -1
+    for last in range(len(reached) - stages, len(reached)):
+        end = ends[at + 1]
+        if end > last:
+            end = last
         if end <= at:
             return None
         found.append(end)
-        at, here = end, reached[end]
+        at = end
     return found if at == len(reached) - 1 else None
 
 
@@ -198,7 +198,7 @@ class Cutter:
 
     def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:
         """Cuts that give each group work in inverse proportion to how slow it is; `seconds` are those of each layer."""
-        total = [0.0, *np.cumsum(seconds).tolist()]
+        total = np.concatenate([[0.0], np.cumsum(seconds)])
         shares = 1 / slower / (1 / slower).sum()
         allowed = (self.places, np.intersect1d(self.places, _between_blocks(self.model)))
         fine = [where for where in allowed if len(where) >= len(homes) - 1]

@@ -33,7 +33,7 @@ from meshwright.search.ways import joined
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
 _NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
-_STARTS = 3
+_STARTS = 2
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
 _MOST_CHOICES = 4000  # that are priced for it
@@ -41,18 +41,21 @@ _WAYS = 6  # choices x modes that a layer may choose from
 Way = tuple[int, int]  # row of the table, mode
 
 
-def best_layered(search: Search, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
-    """The fastest such plan from the best shapes, if it beats what the search found."""
+def best_layered(search: Search, solver: str = "exact", time_limit: float | None = None) -> tuple[float, Plan] | None:
+    """The fastest such plan from the best shapes and its seconds, if it beats what the search found."""
     if not search.best or search.late or not (search.limits.allows("mixed") and search.limits.allows("uneven")):
         return None
     if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
         return None
     near = [f for f in search.by_shape.values() if f.seconds < _NEAR * search.limit and f.shape.schedule.virtual == 1]
     near.sort(key=lambda found: found.seconds)
-    plans = [layered(search, found, solver, time_limit) for found in near[:_STARTS]]
-    better = [plan for plan in plans if plan and faster(search, plan)]
-    price = (search.runtime, search.constants)
-    return min(better, key=lambda plan: estimate(search.job, plan, *price).step_seconds) if better else None
+    better = []
+    for found in near[:_STARTS]:
+        plan = layered(search, found, solver, time_limit)
+        priced = estimate(search.job, plan, search.runtime, search.constants) if plan else None
+        if plan and priced and priced.fits and priced.step_seconds < search.limit * (1 - _WORTH):
+            better.append((priced.step_seconds, plan))
+    return min(better, key=lambda item: item[0], default=None)
 
 
 def layered(search: Search, found: Found, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
@@ -84,14 +87,6 @@ def _solved(instance: Instance, solver: str, time_limit: float | None) -> tuple[
         return (answer.cuts, answer.strategies) if np.isfinite(answer.value) else None
     found = solve(instance)
     return (found.cuts, found.strategies) if found else None
-
-
-def faster(search: Search, plan: Plan | None) -> bool:
-    """Whether a plan fits and beats the search's best."""
-    if plan is None:
-        return False
-    priced = estimate(search.job, plan, search.runtime, search.constants)
-    return priced.fits and priced.step_seconds < search.limit * (1 - _WORTH)
 
 
 def with_all_choices(search: Search, found: Found) -> Found:

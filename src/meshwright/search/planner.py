@@ -96,8 +96,8 @@ def _checked(job: Job, limits: Limits, time_limit: float | None, solver: str) ->
     if not isinstance(solver, str) or solver not in SOLVERS:
         raise UnknownName("solver", str(solver), SOLVERS, see=", ".join(SOLVERS)).at(field="solver")
     number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
-    if time_limit is not None and not (number and time_limit > 0):
-        raise InputError(f"is {time_limit!r}", field="time_limit", valid="seconds above 0")
+    if time_limit is not None and not (number and time_limit >= 0):
+        raise InputError(f"is {time_limit!r}", field="time_limit", valid="seconds, 0 or more")
     mixed = len(job.cluster.groups) > 1
     if mixed and "devices" in limits.fixed:
         raise InputError(

@@ -6,6 +6,7 @@ few columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -241,3 +242,23 @@ def undominated(table: Prices, site: Site) -> Array:
                 best.append(int(row))
         kept += best
     return np.sort(np.array(kept, dtype=np.int64))
+
+
+class Priced:
+    """Choices priced under every mode when they are first asked for."""
+
+    def __init__(self, everything: Choices, price: Callable[[Choices], Prices]) -> None:
+        self.everything, self.price = everything, price
+        self.place = np.full(len(everything), -1, dtype=np.int64)
+        self.table: Prices | None = None
+
+    def take(self, rows: Array) -> Prices:
+        """Prices of some of the choices."""
+        new = rows[self.place[rows] < 0]
+        if len(new):
+            more = self.price(self.everything.take(new))
+            known = 0 if self.table is None else len(self.table.choices)
+            self.place[new] = known + np.arange(len(new))
+            self.table = more if self.table is None else self.table.beside(more)
+        assert self.table is not None
+        return self.table.take(self.place[rows])

@@ -22,7 +22,7 @@ from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
-from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
+from meshwright.plan.schedule import Schedule
 from meshwright.search.bounds import (
     Columns,
     columns_of,
@@ -36,8 +36,9 @@ from meshwright.search.cuts import Cutter
 from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
+from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
-from meshwright.search.prices import Chain, Prices, prices, undominated
+from meshwright.search.prices import Chain, Priced, Prices, prices, undominated
 from meshwright.search.screen import Screen, holdable, least_end, sharded, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
@@ -51,13 +52,11 @@ _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
-_ONE_STAGE: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b", "gpipe")
-_POLISHED = 24  # stages of plans whose cuts are moved although they are not yet better
+_POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 10  # neighbours of their cuts that are simulated
 _STARTS = 2  # cuts from which they are moved
-_MOST_VIRTUAL = 8  # stages of one device group
 
 
 @dataclass
@@ -176,6 +175,8 @@ class Search:
     def _deepen(self) -> None:
         """Try many more cuts for the best of the shapes."""
         near = [found for found in self.by_shape.values() if 1 < found.shape.stages <= _POLISHED]
+        if self.best and self.best[0].shape.stages > _POLISHED and self.limits.allows("uneven"):
+            self._keep(polished(self.setting, self.places, self.modes, self.best[0]))
         for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
             if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
@@ -229,7 +230,7 @@ class Search:
         kept = useful(self.setting, rough, parents)
         everything, parents, rough = everything.take(kept), parents[kept], rough.take(kept)
         screen = Screen(self.setting, rough)
-        known = _Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
+        known = Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
         items = []
         for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
@@ -279,10 +280,11 @@ class Search:
         setting, size, count = self.setting, table.size, table.micro_batches
         ideal = columns_of(table)
         work = count * float(self.chain.counts[-1] @ table.seconds)
-        for groups in self._group_counts(size, table.groups):
+        first = 1 if self._probing else None
+        for groups in group_counts(self.job, self.limits, size, table.groups, all_devices=self._probing):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
-            for schedule in islice(self._schedules(groups, count), 1 if self._probing else None):
+            for schedule in islice(schedules(self._names, self.limits, groups, count, len(self.places) + 1), first):
                 shape = Shape(groups, size, schedule, count)
                 if setting.total(shape, work * shortest(shape, table.early)) >= self.limit:
                     continue
@@ -301,7 +303,7 @@ class Search:
         self.explored += bound.size
         return bound
 
-    def _pooled(self, known: _Priced, items: list[tuple[Shape, Array, Array]]) -> list[Any]:
+    def _pooled(self, known: Priced, items: list[tuple[Shape, Array, Array]]) -> list[Any]:
         """A heap of cuts with their choices, by bounds that know how much memory all devices have."""
         waiting: list[Any] = []
         near = [np.flatnonzero((bound < self.limit).any(axis=0)) for _, _, bound in items]
@@ -324,7 +326,7 @@ class Search:
         self._count += 1
         return self._count
 
-    def _settle(self, known: _Priced, waiting: list[Any]) -> None:
+    def _settle(self, known: Priced, waiting: list[Any]) -> None:
         """Least bound first: bound a few choices with the memory of each group, simulate what is left."""
         while waiting and not self.late:
             least, _, shape, rows, bounds = heapq.heappop(waiting)
@@ -353,7 +355,8 @@ class Search:
 
     def _offer(self, found: Found | None) -> None:
         """Keep a plan; if it is better than the best, move its cuts first."""
-        if found and found.seconds < self.limit and self.limits.allows("uneven"):
+        short = found is not None and found.shape.stages <= _POLISHED
+        if found and short and found.seconds < self.limit and self.limits.allows("uneven"):
             found = polished(self.setting, self.places, self.modes, found)
         if found:
             self._keep(found)
@@ -375,54 +378,6 @@ class Search:
                 found.append(bare(grids, part.samples[rows]))
         return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))
 
-    def _group_counts(self, size: int, most: int) -> list[int]:
-        """Numbers of device groups, most first; what they leave idle are whole nodes, or part of the only one."""
-        fixed = self.limits.fixed.get("pp")
-        counts = [fixed] if fixed else [most] if self._probing else range(most, 0, -1)
-        wanted = self.limits.fixed.get("devices", 0 if self.limits.allows("idle") else self.job.cluster.devices)
-        node = self.job.cluster.groups[0].devices_per_node
-        if not fixed and size < node and self.job.cluster.groups[0].nodes > 1:
-            counts = [p for p in counts if p in (1, most) or p * size % node == 0 or p * size < node]
-        return [p for p in counts if p <= most and (not wanted or p * size == wanted)]
-
-    def _schedules(self, groups: int, count: int) -> Iterator[Schedule]:
-        names = self._names
-        virtual = self.limits.fixed.get("virtual")
-        if groups == 1:
-            fixed = self.limits.fixed.get("schedule")
-            if virtual in (None, 1) and names != ["dualpipev"] and fixed in (None, "1f1b", "gpipe"):
-                yield Schedule(name="1f1b" if "1f1b" in names or "gpipe" not in names else "gpipe")
-            return
-        for name in V_SHAPED:
-            if name in names and virtual in (None, 2) and (name == "zbv" or count >= 2 * groups):
-                yield Schedule(name=name, virtual=2)
-        for simple in _ONE_STAGE:
-            if simple in names and virtual in (None, 1):
-                yield Schedule(name=simple)
-        if "interleaved" in names and count % max(1, count // groups) == 0:
-            for v in range(2, _MOST_VIRTUAL + 1):
-                if virtual in (None, v) and v * groups <= len(self._cutter.places) + 1:
-                    yield Schedule(name="interleaved", virtual=v)
-
     def cuts(self, shape: Shape) -> list[Cuts]:
         """Cuts of the chain into the stages of a shape."""
         return self._cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
-
-
-class _Priced:
-    """Choices priced under every mode when they are first asked for."""
-
-    def __init__(self, everything: Choices, price: Callable[[Choices], Prices]) -> None:
-        self.everything, self.price = everything, price
-        self.place = np.full(len(everything), -1, dtype=np.int64)
-        self.table: Prices | None = None
-
-    def take(self, rows: Array) -> Prices:
-        new = rows[self.place[rows] < 0]
-        if len(new):
-            more = self.price(self.everything.take(new))
-            known = 0 if self.table is None else len(self.table.choices)
-            self.place[new] = known + np.arange(len(new))
-            self.table = more if self.table is None else self.table.beside(more)
-        assert self.table is not None
-        return self.table.take(self.place[rows])
