@@ -117,6 +117,17 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     return parse_toml(read_text(path), str(path))
 
 
+def writable(option: str, path: str) -> None:
+    """Refuse a path that nothing can be written to, before long work that ends there."""
+    folder = os.path.dirname(path) or "."
+    if not path or os.path.isdir(path):
+        raise InputError("is a folder" if path else "names no file", field=option, valid="the path of a file")
+    if not os.path.isdir(folder):
+        raise InputError(f"there is no folder '{folder}'", field=option)
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise InputError(f"'{path}' cannot be written", field=option)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write beside the target, then rename: readers see the old file or the new one, never half.
 

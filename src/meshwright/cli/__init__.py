@@ -95,6 +95,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
+        _write(sys.stderr, "interrupted before there was anything to show")
         sys.exit(130)
     except click.exceptions.NoArgsIsHelpError as helping:
         click.echo(helping.format_message())

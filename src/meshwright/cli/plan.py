@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,7 @@ from meshwright.cli.common import (
 )  # fmt: skip
 from meshwright.cli.searching import Watch, forbiddable, limits_from, proof, search_options
 from meshwright.errors import InputError
-from meshwright.files import write_text
+from meshwright.files import writable, write_text
 from meshwright.search.targets import TARGETS
 from meshwright.units import size
 
@@ -86,14 +87,17 @@ def command(
     document = answer.plan
     if output:
         document.save(output)  # before it is explained: nothing that was found is lost
+    notes = notes_on(document, job)
+    line = proof(document.search or {}, reason)
+    if not json_:
+        _print(answer, line)
+        sys.stdout.flush()  # the explanation takes a second or two
     explanation, others = _explained(answer, top) if (said or html) and not watch.interrupted else (None, ())
     if json_ and explanation and said:
         more = {"why": explanation.to_table(), "runners_up": [r.to_table() for r in others]}
         document = replace(document, search={**(document.search or {}), **more})
         if output:
             document.save(output)
-    notes = notes_on(document, job)
-    line = proof(document.search or {}, reason)
     if html:
         from meshwright.search.report import report
 
@@ -101,7 +105,8 @@ def command(
     if json_:
         click.echo(document.to_json(), nl=False)
         return
-    _print(answer, line, explanation if said else None, others if said else ())
+    if said:
+        _print_why(explanation, others)
     for path, text in ((output, "plan"), (html, "report")):
         if path:
             click.echo(f"{text}: {path}")
@@ -111,11 +116,11 @@ def command(
 
 def _writable(output: str | None, html: str | None) -> None:
     """A search may take long: what it cannot be written to is said before."""
-    if output is not None and output == html:
+    if output and html and os.path.realpath(output) == os.path.realpath(html):
         raise InputError("is the file of --output too", field="--html")
     for option, path in (("--output", output), ("--html", html)):
-        if path and not os.path.isdir(os.path.dirname(path) or "."):
-            raise InputError(f"there is no folder '{os.path.dirname(path)}'", field=option)
+        if path is not None:
+            writable(option, path)
 
 
 def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[RunnerUp, ...]]:
@@ -129,7 +134,7 @@ def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[Runn
         return None, ()
 
 
-def _print(answer: Answer, line: str, explanation: Explanation | None, others: tuple[RunnerUp, ...]) -> None:
+def _print(answer: Answer, line: str) -> None:
     from meshwright.plan.picture import draw
 
     out, found = console(), answer.estimate
@@ -141,13 +146,20 @@ def _print(answer: Answer, line: str, explanation: Explanation | None, others: t
         f"memory {size(worst.total)} of {size(worst.capacity)}   {found.runtime.name}"
     )
     click.echo(line)
+
+
+def _print_why(explanation: Explanation | None, others: tuple[RunnerUp, ...]) -> None:
     if others:
         click.echo()
-        out.print(_table(others))
+        console().print(_table(others))
+        if any(other.cut_short for other in others):
+            click.echo("at most: the search for the best of that kind was cut short")
     if explanation:
         click.echo(f"\nlimited by {explanation.limit.text}")
         for help_ in explanation.helps:
             click.echo(f"  {help_.text}")
+        if any(help_.at_least for help_ in explanation.helps):
+            click.echo("  (at least: the search for it was cut short)")
 
 
 def _table(others: tuple[RunnerUp, ...]) -> Any:

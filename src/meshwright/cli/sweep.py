@@ -12,7 +12,7 @@ from meshwright.cli.common import as_json, complete_clusters, complete_models, c
 from meshwright.cli.searching import Watch, limits_from, search_options
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.files import write_text
+from meshwright.files import writable, write_text
 from meshwright.model import PRECISIONS, Model
 from meshwright.plan import OPTIMIZERS
 from meshwright.search.targets import TARGETS
@@ -64,6 +64,8 @@ def command(
     limits = limits_from(fix, forbid, target_)
     batches, seqs = _numbers("--batch", batch), _numbers("--seq", seq) if seq else [0]
     counts = _numbers("--nodes", nodes) if nodes else []
+    if html is not None:
+        writable("--html", html)
     loaded = _load(model, cluster)
     from meshwright.search.sweep import sweep  # numpy is loaded here, not at the start
 

@@ -86,7 +86,8 @@ def _heading(pipeline: Pipeline, number: int, count: int) -> Text:
     name = f"pipeline {number}: " if count > 1 else ""
     stages = f"{len(pipeline.stages)} stage" + ("s" if len(pipeline.stages) > 1 else "")
     virtual = f" ({pipeline.schedule.virtual} per device group)" if pipeline.schedule.virtual > 1 else ""
-    batches = f"{pipeline.micro_batches} micro-batches of {pipeline.samples} samples"
+    many, samples = pipeline.micro_batches != 1, pipeline.samples
+    batches = f"{pipeline.micro_batches} micro-batch{'es' if many else ''} of {samples} sample{'s' * (samples != 1)}"
     return Text(f"{name}{stages}{virtual}, {pipeline.schedule.name}, {batches}")
 
 

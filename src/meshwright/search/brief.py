@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.cost.constants import DEFAULT
@@ -14,6 +15,7 @@ from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
+from meshwright.search.parallel import in_parallel, workers
 from meshwright.search.solve import Search
 
 
@@ -54,15 +56,24 @@ def limits_of(plan: Plan) -> Limits:
         raise error.at(field="search") from None
 
 
-class Clock:
-    """A budget of seconds, shared by questions that are asked one after the other."""
+@dataclass(frozen=True)
+class Question:
+    """A job to be planned under some limits."""
 
-    def __init__(self, seconds: float, questions: int) -> None:
-        self.end = time.monotonic() + seconds
-        self.questions = questions
+    job: Job
+    runtime: Runtime
+    limits: Limits
+    seconds: float
 
-    def share(self) -> float:
-        """Seconds for the next question: what is left, divided by those still to come."""
-        left = max(self.end - time.monotonic(), 0.0) / max(self.questions, 1)
-        self.questions -= 1
-        return left
+    def answer(self) -> Quick | None:
+        return quick(self.job, self.runtime, self.limits, self.seconds)
+
+
+def answers(jobs: Sequence[tuple[Job, Limits]], runtime: Runtime, seconds: float) -> list[Quick | None]:
+    """The best plans for several jobs, on all cores; together they take about so many seconds."""
+    each = seconds * workers(len(jobs)) / max(len(jobs), 1)
+    questions = [Question(job, runtime, limits, each) for job, limits in jobs]
+    found: list[Quick | None] = [None] * len(questions)
+    for i, answer in in_parallel(Question.answer, questions):
+        found[i] = answer
+    return found

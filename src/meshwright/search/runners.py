@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.errors import InputError
 from meshwright.plan import Job, Offload, Pipeline, Plan
-from meshwright.search.brief import Clock, limits_of, quick
+from meshwright.search.brief import answers, limits_of
 from meshwright.search.features import groups_of, spans_of
 from meshwright.search.limits import Limits
 from meshwright.search.planner import Answer
@@ -52,10 +52,10 @@ def runners_up(answer: Answer, *, most: int = 3, seconds: float = 1.5) -> tuple[
     winner = answer.estimate
     job = winner.job
     kinds = list(_kinds(job, answer.plan, limits_of(answer.plan)))
-    clock, found = Clock(seconds, len(kinds)), []
+    found: list[RunnerUp] = []
     seen = [answer.plan.pipelines]
-    for kind, limits in kinds:
-        best = quick(job, winner.runtime, limits, clock.share())
+    best_plans = answers([(job, limits) for _, limits in kinds], winner.runtime, seconds)
+    for (kind, _), best in zip(kinds, best_plans, strict=True):
         if best and best.plan.pipelines not in seen:
             seen.append(best.plan.pipelines)
             slower = best.estimate.step_seconds / winner.step_seconds - 1

@@ -15,8 +15,9 @@ from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError
 from meshwright.model import Model
 from meshwright.plan import Job
-from meshwright.search.brief import quick
+from meshwright.search.brief import Question
 from meshwright.search.limits import Limits
+from meshwright.search.parallel import in_parallel
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,29 @@ def sweep(
     combinations = list(product(clusters, seqs, batches))
     # Every job is made before the first search: a mistake in the last combination shows at once.
     jobs = [Job(model, c, batch, seq, precision, optimizer) for c, seq, batch in combinations]
-    points = []
-    for i, job in enumerate(jobs):
-        if progress:
-            progress(i, len(jobs))
-        points.append(_point(job, framework, limits or Limits(), time_limit))
+    questions = [Question(job, framework, limits or Limits(), time_limit) for job in jobs]
+    points = [Point(job, _nodes(job), None, problem="interrupted") for job in jobs]
+    try:
+        for done, (i, point) in enumerate(in_parallel(_point, questions), 1):
+            points[i] = point
+            if progress:
+                progress(done, len(jobs))
+    except KeyboardInterrupt:
+        if not any(point.best for point in points):
+            raise
     return marked(points)
 
 
-def _point(job: Job, framework: Runtime, limits: Limits, time_limit: float) -> Point:
-    started = time.monotonic()
-    count = sum(group.nodes for group in job.cluster.groups)
-    found = quick(job, framework, limits, time_limit)
-    if found:
-        return Point(job, count, found.estimate, found.proven)
-    late = time.monotonic() - started >= time_limit
-    return Point(job, count, None, problem=f"none found in {time_limit:g} s" if late else "no plan fits")
+def _nodes(job: Job) -> int:
+    return sum(group.nodes for group in job.cluster.groups)
+
+
+def _point(question: Question) -> Point:
+    started, job = time.monotonic(), question.job
+    if found := question.answer():
+        return Point(job, _nodes(job), found.estimate, found.proven)
+    late = time.monotonic() - started >= question.seconds
+    return Point(job, _nodes(job), None, problem=f"none found in {question.seconds:g} s" if late else "no plan fits")
 
 
 def marked(points: Sequence[Point]) -> list[Point]:

@@ -16,7 +16,7 @@ from meshwright.cluster import Cluster, Link
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.plan import Job, Plan
 from meshwright.plan.job import LARGEST_BATCH
-from meshwright.search.brief import Clock, limits_of, quick
+from meshwright.search.brief import answers, limits_of, quick
 from meshwright.search.limits import Limits
 from meshwright.search.spending import MEMORY_SAVERS, Spending, percent
 from meshwright.units import GIB, size
@@ -108,10 +108,9 @@ def _doubled(link: Link) -> Link:
 
 
 def _searched(found: Estimate, seconds: float) -> Iterator[Help]:
-    some = variations(found.job)
-    clock, limits = Clock(seconds, len(some)), limits_of(found.plan)
-    for variation in some:
-        best = quick(variation.job, found.runtime, limits, clock.share())
+    some, limits = variations(found.job), limits_of(found.plan)
+    best_plans = answers([(variation.job, limits) for variation in some], found.runtime, seconds)
+    for variation, best in zip(some, best_plans, strict=True):
         if best:
             yield Help(variation.change, _gain(found, best.estimate), not best.proven)
 
