@@ -22,6 +22,7 @@ from meshwright.plan.rules.choices import precision_supported
 from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
+from meshwright.search.first import first_plan
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
@@ -73,19 +74,27 @@ def plan(
     deadline = started + time_limit if time_limit is not None else float("inf")
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
-    search = Search(job, framework, limits, constants, deadline, on_step=progress, grace=_GRACE)
+    first = None
+    if time_limit is not None or progress is not None:  # someone may stop the search, and then wants a plan
+        first = first_plan(job, framework, limits, constants)
+        if first and progress:
+            progress(first[0], 0.0)
+    search = Search(job, framework, limits, constants, deadline, on_step=progress, grace=0.0 if first else _GRACE)
+    search.has_first = first is not None
     try:
         search.run()
         better = refined(search, solver, time_limit)
     except KeyboardInterrupt:
-        if not search.best:
+        if not search.best and not first:
             raise
         better = None
-    if not search.best:
-        if search.late:
-            raise InputError(f"no plan was found in {time_limit} s", field="time_limit", valid="more seconds")
-        raise closest(search)
     plans = [plan_of(job, found, search.modes) for found in search.best[:6]]
+    if not plans and first:
+        plans = [first[1]]
+    if not plans and search.late:
+        raise InputError(f"no plan was found in {time_limit} s", field="time_limit", valid="more seconds")
+    if not plans:
+        raise closest(search)
     return _answered(search, [better, *plans] if better else plans, time.monotonic() - started, solver)
 
 

@@ -76,6 +76,7 @@ class Search:
     settled: int = 0  # of these, cuts that were settled and simulated
     bound: float = 0.0  # seconds below which no plan can be
     first_only: bool = False  # stop at the first plan that fits
+    has_first: bool = False  # a plan is there already: not even a first look must outlast the deadline
     ceiling: float = float("inf")  # seconds; slower plans are of no use
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Search:
     def late(self) -> bool:
         if self.first_only and self.best:
             return True
-        return self._overdue and not self._probing
+        return self._overdue and (self.has_first or not self._probing)
 
     @property
     def _overdue(self) -> bool:
@@ -153,7 +154,7 @@ class Search:
         self._probing = True
         for start in range(0, len(waiting), _PROBED):
             self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
-            if self.best or (start and self._overdue):
+            if self.best or ((start or self.has_first) and self._overdue):
                 break
         self._probing = False
 
