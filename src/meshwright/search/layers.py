@@ -114,10 +114,21 @@ def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = Fal
             least = float(need[mode, row])
             front.append((row, mode))
     step = max(1, -(-len(front) // most))
-    chosen = [*sorted(own), *(way for way in front[::step] if way not in own)]
+    kin = [] if fill else _kin(found)
+    chosen = list(dict.fromkeys([*sorted(own), *kin, *front[::step]]))
     if fill:
         chosen += [(row, mode) for mode, row in order if (row, mode) not in chosen]
-    return chosen[: max(most, len(own) + 2)]
+    return chosen[: max(most, len(own) + len(kin) + 2)]
+
+
+def _kin(found: Found) -> list[Way]:
+    """The winner's grid with every other ZeRO level, nothing repeated and nothing on the host."""
+    choices, row = found.table.choices, found.row
+    same = (choices.zero_group == 0) & (choices.optimizer_away == 0) & (choices.parameters_away == 0)
+    for part in ("tp", "sp", "ulysses", "ring", "dp", "ep", "etp", "order"):
+        values = getattr(choices.grids, part)
+        same &= values == values[row]
+    return [(int(other), 0) for other in np.flatnonzero(same) if choices.zero[other] != choices.zero[row]]
 
 
 def _seconds(search: Search, found: Found) -> Array:
