@@ -52,13 +52,15 @@ class _PlanRoom(ModuleType):
         forbid: Iterable[str] = (),
         time_limit: float | None = None,
         solver: str = "exact",
+        headroom: float = 0.0,
     ) -> Plan:
         """The best plan for a job, with its proof in `search` and its cost in `estimate`."""
         from meshwright.search.planner import plan  # numpy only when it is needed
 
         if not isinstance(job, Job):
             raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
-        return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver).plan
+        limits = {"fix": fix, "forbid": forbid, "time_limit": time_limit, "headroom": headroom}
+        return plan(job, runtime, solver=solver, **limits).plan
 
 
 sys.modules["meshwright.plan"].__class__ = _PlanRoom

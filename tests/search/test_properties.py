@@ -224,3 +224,35 @@ def test_what_is_consistent_is_not_refused() -> None:
     job = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset("8xh100"), global_batch=64)
     assert plan(job, fix={"zero": 0}, forbid="zero, offload").estimate.fits
     assert plan(job, forbid=None).estimate.fits  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cluster", ["8xh100", "1x8xh100+1x8xa100-80gb"])
+def test_headroom_stays_free(cluster: str) -> None:
+    """As if devices had less memory, in a document for the devices there are."""
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset(cluster), global_batch=64, seq_len=8192)
+    free, kept = plan(job), plan(job, headroom=0.2)
+    assert kept.plan.job == free.plan.job
+    check(kept.plan, job)
+    assert all(row.total <= 0.8 * row.capacity for row in kept.estimate.memory)
+    assert any(row.total > 0.8 * row.capacity for row in free.estimate.memory)
+    assert free.estimate.step_seconds <= kept.estimate.step_seconds
+    groups = [replace(g, device=replace(g.device, memory=int(0.8 * g.device.memory))) for g in job.cluster.groups]
+    less = plan(replace(job, cluster=replace(job.cluster, groups=tuple(groups))))
+    assert kept.plan.pipelines == less.plan.pipelines
+    assert kept.estimate.step_seconds == less.estimate.step_seconds
+    assert kept.plan.search is not None
+    assert kept.plan.search["headroom"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [("llama3-70b", "128x8xh100", 1024), ("mixtral-8x7b", "8x8xh100", 512), ("gpt2", "8xh100", 64)],
+)
+def test_a_rule_of_thumb_gives_a_plan_at_once(model: str, cluster: str, batch: int) -> None:
+    job = mw.Job(mw.Model.preset(model), mw.Cluster.preset(cluster), global_batch=batch)
+    seen: list[tuple[float, float]] = []
+    answer = plan(job, time_limit=0.0, progress=lambda best, bound: seen.append((best, bound)))
+    check(answer.plan, job)
+    assert answer.estimate.fits
+    assert seen[0][0] == pytest.approx(answer.estimate.step_seconds, rel=1e-9)
+    assert not answer.optimal

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshwright.search.planner import Answer
     from meshwright.search.runners import RunnerUp
 
+_SPARE = 0.05  # of a device's memory: less is worth a note
 EPILOG = f"""
 \b
 Examples:
@@ -56,6 +57,9 @@ Exit codes: 0 a plan, 1 nothing fits (says what comes closest, and what would be
 @own_runtime_option
 @click.option("--solver", type=click.Choice(["exact", "milp"]), default="exact", help="How to search (default exact).")
 @search_options
+@click.option(
+    "--headroom", type=click.FloatRange(0, 0.9), default=0.0, help="Part of each device's memory to leave free, as 0.1."
+)
 @click.option("--top", type=click.IntRange(0, 10), default=3, help="Runners-up of another kind to show (default 3).")
 @click.option("--output", "-o", type=click.Path(), help="Write the plan to a file.")
 @click.option("--html", type=click.Path(), help="Write a report that opens in a browser.")
@@ -63,8 +67,8 @@ Exit codes: 0 a plan, 1 nothing fits (says what comes closest, and what would be
 @as_json
 def command(
     model: str, cluster: str, runtime: str | None, solver: str, time_limit: float | None, target_: str | None,
-    fix: tuple[str, ...], forbid: tuple[str, ...], top: int, output: str | None, html: str | None, why: bool | None,
-    json_: bool, **options: Any,
+    fix: tuple[str, ...], forbid: tuple[str, ...], headroom: float, top: int, output: str | None,
+    html: str | None, why: bool | None, json_: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Find the fastest plan for a model on a cluster, and prove that nothing in the searched space is faster.
 
@@ -79,15 +83,16 @@ def command(
     name = runtime or (TARGETS[target_].runtime if target_ else "meshwright")
     with Watch(time_limit) as watch:
         answer = planner.plan(
-            job, name, fix=limits.fixed, forbid=limits.forbidden, time_limit=time_limit, progress=watch, solver=solver
-        )
+            job, name, fix=limits.fixed, forbid=limits.forbidden, time_limit=time_limit, progress=watch, solver=solver,
+            headroom=headroom,
+        )  # fmt: skip
     fits(list(answer.estimate.memory))  # a plan that is printed is one that runs
     reason = watch.reason
     said = not json_ if why is None else why
     document = answer.plan
     if output:
         document.save(output)  # before it is explained: nothing that was found is lost
-    notes = notes_on(document, job)
+    notes = [*notes_on(document, job), *_tight(answer)]
     line = proof(document.search or {}, reason)
     if not json_:
         _print(answer, line)
@@ -121,6 +126,19 @@ def _writable(output: str | None, html: str | None) -> None:
     for option, path in (("--output", output), ("--html", html)):
         if path is not None:
             writable(option, path)
+
+
+def _tight(answer: Answer) -> list[str]:
+    """Memory is predicted, not measured: say so where little of it is left."""
+    from meshwright.cost.estimate import MEMORY_MARGIN
+
+    used = max(row.total / row.capacity for row in answer.estimate.memory)
+    if used < 1 - _SPARE:
+        return []
+    return [
+        f"{used:.1%} of a device's memory is planned for, and predictions are off by up to {MEMORY_MARGIN:.0%}; "
+        "--headroom 0.1 leaves a tenth free"
+    ]
 
 
 def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[RunnerUp, ...]]:

@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
+from meshwright.search.headroom import on_job, with_less_memory
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.parallel import in_parallel, workers
@@ -30,7 +31,8 @@ class Quick:
 
 def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick | None:
     """The best plan found in so many seconds under some limits; nothing if none was found."""
-    deadline = time.monotonic() + seconds
+    deadline, whole = time.monotonic() + seconds, job
+    job = with_less_memory(job, limits.headroom)
     if len(job.cluster.groups) > 1:
         mixed = MixedSearch(job, runtime, limits, DEFAULT, deadline)
         mixed.run()
@@ -40,18 +42,21 @@ def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick |
         search.run()
         proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
         plan = refined(search) or (plan_of(job, search.best[0], search.modes) if search.best else None)
-    return Quick(plan, estimate(job, plan, runtime), proven) if plan else None
+    if not plan:
+        return None
+    plan = on_job(plan, whole)
+    return Quick(plan, estimate(whole, plan, runtime), proven)
 
 
 def limits_of(plan: Plan) -> Limits:
     """The limits that a plan was searched under, as its document says; none for a plan written by hand."""
     facts = plan.search or {}
-    fixed, forbidden = facts.get("fixed", {}), facts.get("forbidden", [])
+    fixed, forbidden, headroom = (facts.get(k, d) for k, d in (("fixed", {}), ("forbidden", []), ("headroom", 0.0)))
     names = forbidden if isinstance(forbidden, list) else [forbidden]
     if not isinstance(fixed, dict) or not all(isinstance(name, str) for name in names):
         raise InputError("holds no limits of a search", field="search", valid='"fixed": {}, "forbidden": []')
     try:
-        return Limits.of(fixed, names)
+        return Limits.of(fixed, names, headroom)
     except InputError as error:
         raise error.at(field="search") from None
 

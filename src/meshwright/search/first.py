@@ -42,6 +42,6 @@ def _thumbs(job: Job, limits: Limits) -> Iterator[Limits]:
         tries = [{"tp": tp, "zero": 1, "dp": dp // p} for p in (8, 2, 1) if dp % p == 0] + tries
     for fixed in tries:
         try:
-            yield Limits.of({**_SIMPLE, **fixed, **limits.fixed}, {*_FORBIDDEN, *limits.forbidden})
+            yield Limits.of({**_SIMPLE, **fixed, **limits.fixed}, {*_FORBIDDEN, *limits.forbidden}, limits.headroom)
         except InputError:
             continue

@@ -43,10 +43,15 @@ class Limits:
 
     fixed: Mapping[str, Any] = field(default_factory=dict)
     forbidden: frozenset[str] = frozenset()
+    headroom: float = 0.0  # part of every device's memory that stays free
 
     @staticmethod
-    def of(fixed: Mapping[str, Any] | str | None = None, forbidden: Iterable[str] = ()) -> Limits:
+    def of(
+        fixed: Mapping[str, Any] | str | None = None, forbidden: Iterable[str] = (), headroom: float = 0.0
+    ) -> Limits:
         """Checked: every name and value must be one that the search knows."""
+        if isinstance(headroom, bool) or not isinstance(headroom, int | float) or not 0 <= headroom < 1:
+            raise InputError(f"is {headroom!r}", field="headroom", valid="a part of the memory, such as 0.1")
         names = _names(forbidden)
         if isinstance(fixed, str):
             fixed = parse_short(fixed)
@@ -63,7 +68,7 @@ class Limits:
                 or f"{name}{value}" in names
             ):
                 raise InputError(f"{name} is fixed to {value} and forbidden", field="fix", valid="one of the two")
-        return Limits(found, names)
+        return Limits(found, names, float(headroom))
 
     def allows(self, name: str) -> bool:
         return name not in self.forbidden

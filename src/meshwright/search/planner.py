@@ -23,6 +23,7 @@ from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
 from meshwright.search.first import first_plan
+from meshwright.search.headroom import on_job, with_less_memory
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
 from meshwright.search.solve import Search
@@ -54,10 +55,13 @@ def plan(
     forbid: Iterable[str] = (),
     time_limit: float | None = None,
     solver: str = "exact",
+    headroom: float = 0.0,
     progress: Progress | None = None,
     constants: Constants = DEFAULT,
 ) -> Answer:
     """The fastest plan of the space for a job, as a given framework would run it.
+
+    `headroom` is the part of every device's memory that the plan must leave free.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("gpt2-xl"), mw.Cluster.preset("8xa100-80gb"), global_batch=64, seq_len=1024)
@@ -68,9 +72,21 @@ def plan(
     if not isinstance(runtime_name, str | Runtime):
         raise InputError(f"is {runtime_name!r}", field="runtime", valid="the name of a runtime")
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
-    started = time.monotonic()
-    limits = Limits.of(fix, forbid)
+    limits = Limits.of(fix, forbid, headroom)
     _checked(job, limits, time_limit, solver)
+    found = _planned(with_less_memory(job, headroom), framework, limits, time_limit, solver, progress, constants)
+    if not headroom:
+        return found
+    priced = estimate(job, on_job(found.plan, job), framework, constants)
+    document = replace(priced.plan, estimate=summary(priced))
+    return Answer(document, priced, tuple(on_job(other, job) for other in found.others))
+
+
+def _planned(
+    job: Job, framework: Runtime, limits: Limits, time_limit: float | None, solver: str, progress: Progress | None,
+    constants: Constants,
+) -> Answer:  # fmt: skip
+    started = time.monotonic()
     deadline = started + time_limit if time_limit is not None else float("inf")
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
@@ -159,6 +175,7 @@ def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float, s
         "solver": solver, "seconds": round(seconds, 4), "optimal": proven, "bound": bound,
         "gap": 0.0 if proven else gap, "explored": search.explored, "simulated": search.settled,
         "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
+        "headroom": search.limits.headroom,
     }  # fmt: skip
     document = replace(best, search=facts, estimate=summary(found))
     return Answer(document, found, tuple(plans[1:6]))

@@ -79,7 +79,7 @@ def _kinds(job: Job, plan: Plan, limits: Limits) -> Iterator[tuple[str, Limits]]
     """(name, limits) of other kinds, within what the user allowed."""
     for name, fixed, forbidden in _other(job, plan):
         try:
-            both = Limits.of({**fixed, **limits.fixed}, {*forbidden, *limits.forbidden})
+            both = Limits.of({**fixed, **limits.fixed}, {*forbidden, *limits.forbidden}, limits.headroom)
         except InputError:
             continue  # the user has fixed what this kind forbids
         if (both.fixed, both.forbidden) != (limits.fixed, limits.forbidden):
