@@ -59,8 +59,7 @@ class _PlanRoom(ModuleType):
 
         if not isinstance(job, Job):
             raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
-        limits = {"fix": fix, "forbid": forbid, "time_limit": time_limit, "headroom": headroom}
-        return plan(job, runtime, solver=solver, **limits).plan
+        return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver, headroom=headroom).plan
 
 
 sys.modules["meshwright.plan"].__class__ = _PlanRoom
