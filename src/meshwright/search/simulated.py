@@ -34,18 +34,23 @@ def best_of(
     rows = np.flatnonzero(fits)
     if not len(rows):
         return None
-    part = table.take(rows)
-    times = _times(setting, shape, cuts, part, [_taken(s, rows) for s in settled])
-    bound = _finish(
-        setting, shape, cuts, part, times, least_ends(shape.schedule, shape.groups, shape.micro_batches, times)
-    )
-    near = np.flatnonzero(bound < limit)
+    part = table
+    if len(rows) < len(table.choices):
+        part, taken = table.take(rows), [_taken(s, rows) for s in settled]
+    else:
+        taken = settled
+    times = _times(setting, shape, cuts, part, taken)
+    late, update = _ending(setting, shape, cuts, part, times)
+    pipeline = (shape.schedule, shape.groups, shape.micro_batches)
+    near = np.arange(len(rows))
+    if len(rows) > 1:  # a simulation takes longer than its bound
+        bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
+        near = np.flatnonzero(bound < limit)
+        near = near[np.argsort(bound[near], kind="stable")][:64]
     if not len(near):
         return None
-    near = near[np.argsort(bound[near], kind="stable")][:64]
-    picked = pick(times, near)
-    exact = ends(shape.schedule, shape.groups, shape.micro_batches, picked)
-    seconds = _finish(setting, shape, cuts, part.take(near), picked, exact)
+    exact = ends(*pipeline, pick(times, near))
+    seconds = setting.total(shape, joined(exact, late[near], update[near]))
     one = int(np.argmin(seconds))
     slowest = exact[one].max()
     spread = float(seconds[one] * ((exact[one] / slowest) ** _POWER).mean() ** (1 / _POWER))
@@ -94,11 +99,10 @@ def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: l
     return StageTimes(forward, backward, weight, send, send * setting.blocking)
 
 
-def _finish(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: StageTimes, done: Array) -> Array:
-    """The whole step from when each group has done its last action: gradients, optimizer, stragglers."""
+def _ending(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: StageTimes) -> tuple[Array, Array]:
+    """(choice, group): what follows the last micro-batch, gradients of tied weights included; and the update."""
     tied = {g: _tied(setting, shape, shape.ranges(cuts, g), g, table) for g in range(1, shape.groups)}
-    late, update = ending(setting, shape, [cuts], table, times, tied)
-    return setting.total(shape, joined(done, late, update))
+    return ending(setting, shape, [cuts], table, times, tied)
 
 
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
