@@ -98,7 +98,7 @@ def command_seconds() -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def show_solvers(limit: float) -> None:
+def show_solvers(limit: float, names: str) -> None:
     """UniAP's space: GPipe, no recomputation, every layer its own tp, dp and ZeRO; both solvers get the same instance."""
     table = Table(
         title=f"the chain problem of UniAP's jobs: ours and HiGHS (limit {limit:g} s), same optimum, same run"
@@ -106,7 +106,7 @@ def show_solvers(limit: float) -> None:
     for name in ("model", "cluster", "layers / stages / ways", "ours s", "HiGHS s", "ratio", "objective", "HiGHS"):
         table.add_column(name)
     ratios = []
-    for model, cluster, batch, seq, precision in UNIAP:
+    for model, cluster, batch, seq, precision in [case for case in UNIAP if names in case[0]]:
         job = mw.Job(
             mw.Model.preset(model), mw.Cluster.preset(cluster), global_batch=batch, seq_len=seq, precision=precision
         )
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--milp", nargs="?", const=60.0, type=float, help="hold HiGHS beside ours; seconds it may take")
     chosen = parser.parse_args()
     if chosen.milp is not None:
-        show_solvers(chosen.milp)
+        show_solvers(chosen.milp, chosen.presets)
     else:
         show_searches(chosen.presets)
 

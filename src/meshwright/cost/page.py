@@ -118,5 +118,7 @@ def _memory(row: Any) -> dict[str, Any]:
     label = f"{size(row.total)} of {size(row.capacity)}"
     if row.short_by:
         label += f", short by {size(row.short_by)}"
+    if row.host:
+        label += f" + {size(row.host)} on the host"
     whole = max(row.capacity, row.total)
     return {"name": f"devices {row.devices}", "parts": parts, "label": label, "whole": whole, "bad": bool(row.short_by)}

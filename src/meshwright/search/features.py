@@ -41,6 +41,7 @@ def choices(plan: Plan) -> dict[str, str]:
     found["zero"] = _every(_zero(span) for span in spans)
     found["recompute"] = _every(recompute_text(span) for span in spans)
     found["offload"] = _every(_offload(span) for span in spans)
+    found["swap"] = _every(_swap(span) for span in spans)
     return found
 
 
@@ -55,6 +56,10 @@ def _zero(span: Span) -> str:
 def _offload(span: Span) -> str:
     parts = {name: getattr(span.offload, name) for name in ("activations", "optimizer", "parameters")}
     return " + ".join(f"{part:.0%} {name}" for name, part in parts.items() if part) or "none"
+
+
+def _swap(span: Span) -> str:
+    return f"{span.swap.activations:.0%} to stage {span.swap.to}" if span.swap else "none"
 
 
 def _every(values: Iterator[object]) -> str:
