@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 F = TypeVar("F", bound=Callable[..., Any])
+_BEYOND = 0.0005  # faster than the proven optimum: less is not worth words
 _QUIET = 2.0  # seconds before a bar appears
 
 
@@ -79,6 +80,10 @@ def forbiddable() -> str:
 def proof(facts: dict[str, Any], reason: str) -> str:
     """How good a found plan is, in one line."""
     looked = f"{facts['explored']:,} candidates in {facts['seconds']:.2f} s"
+    beyond = facts.get("space_bound", facts["bound"]) / facts["bound"] - 1 if facts["bound"] else 0.0
+    if facts["optimal"] and beyond > _BEYOND:
+        least = f"proven: nothing in the searched space is faster than {facts['space_bound']:.4g} s"
+        return f"{least}; steps beyond it made this {beyond:.1%} faster, {looked}"
     if facts["optimal"]:
         return f"proven optimal in the searched space: bound equals value, {looked}"
     return f"gap {facts['gap']:.1%}: {reason}; nothing is faster than {facts['bound']:.4g} s, {looked}"

@@ -173,7 +173,7 @@ def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float, s
     bound = found.step_seconds if proven else search.bound
     facts = {
         "solver": solver, "seconds": round(seconds, 4), "optimal": proven, "bound": bound,
-        "gap": 0.0 if proven else gap, "explored": search.explored, "simulated": search.settled,
+        "gap": 0.0 if proven else gap, "space_bound": search.bound, "explored": search.explored, "simulated": search.settled,
         "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
         "headroom": search.limits.headroom,
     }  # fmt: skip
