@@ -77,6 +77,8 @@ def command(
     limits = limits_from(fix, forbid, target_)
     _writable(output, html)
     job = job_of(model, cluster, options)
+    if target_ not in (None, "meshwright") and len(job.cluster.groups) > 1:
+        raise InputError(f"{target_} runs one plan on equal devices", field="--for", valid="a cluster of one kind")
     from meshwright.cost import fits
     from meshwright.search import planner  # numpy is loaded here, not at the start
 

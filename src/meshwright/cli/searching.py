@@ -137,4 +137,4 @@ class Watch:
         if self.interrupted:
             return "interrupted"
         late = self.time_limit is not None and time.monotonic() - self.started >= self.time_limit
-        return "time limit" if late else "the space was not searched to its end"
+        return "time limit" if late else "the bound is loose"

@@ -9,13 +9,14 @@ from typing import Any
 
 from meshwright.cost.estimate import CONVENTION, Estimate
 from meshwright.cost.trace import ACTIONS, NAMES
+from meshwright.plan import Pipeline
 from meshwright.plan.estimate import MEMORY_PARTS
 from meshwright.plan.picture import strategy_text
 from meshwright.units import size
 
 # Actions of the schedule, apart for colour-blind readers.
 _COLOURS = {
-    "F": "#3b6ea8", "B": "#c4622d", "I": "#c4622d", "W": "#8e4585", "gradients": "#3a7d44", "optimizer": "#7d7a2c",
+    "F": "#3b6ea8", "B": "#c4622d", "I": "#d98f5f", "W": "#8e4585", "gradients": "#3a7d44", "optimizer": "#7d7a2c",
 }  # fmt: skip
 _TIME = {
     "forward compute": "#3b6ea8", "backward compute": "#c4622d", "recompute": "#a83b3b", "pipeline bubble": "#9aa3ad",
@@ -39,14 +40,22 @@ def job_text(estimate: Estimate) -> str:
 
 
 def plan_text(estimate: Estimate) -> str:
-    """What was priced: the plan, as far as a line holds it."""
-    first = estimate.plan.pipelines[0]
-    groups = len(first.stages) // first.schedule.virtual
-    words = [strategy_text(first.stages[0].spans[0]) or "one device"]
+    """What was priced: the plan, as far as a line holds it; every pipeline of several, and how many ways differ."""
+    pipelines = estimate.plan.pipelines
+    if len(pipelines) == 1:
+        return _pipeline_text(pipelines[0])
+    return " | ".join(f"{pipeline.batch:,} samples: {_pipeline_text(pipeline)}" for pipeline in pipelines)
+
+
+def _pipeline_text(pipeline: Pipeline) -> str:
+    groups = len(pipeline.stages) // pipeline.schedule.virtual
+    ways = list(dict.fromkeys(strategy_text(span) for stage in pipeline.stages for span in stage.spans))
+    more = f" and {len(ways) - 1} other way" + "s" * (len(ways) > 2) if len(ways) > 1 else ""
+    words = [(ways[0] or "one device") + more]
     if groups > 1:
-        virtual = f", {first.schedule.virtual} stages each" if first.schedule.virtual > 1 else ""
-        words.append(f"{groups} device groups{virtual}, {first.schedule.name}")
-    words.append(f"{first.micro_batches} micro-batch" + ("es" if first.micro_batches > 1 else ""))
+        virtual = f", {pipeline.schedule.virtual} stages each" if pipeline.schedule.virtual > 1 else ""
+        words.append(f"{groups} device groups{virtual}, {pipeline.schedule.name}")
+    words.append(f"{pipeline.micro_batches} micro-batch" + ("es" if pipeline.micro_batches > 1 else ""))
     return "; ".join(words)
 
 

@@ -192,7 +192,7 @@ class _Balance:
         if not len(every):
             return None
         rough = prices(search.job, search.chain, every, search.modes[:1], search.site)
-        every = every.take(_front(rough, self._end(rough), search.chain.counts[-1]))
+        every = every.take(_front(rough, self._end(rough) / self.line.micro_batches, search.chain.counts[-1]))
         return prices(search.job, search.chain, every, search.modes, search.site)
 
     def plan(self, limit: float) -> Plan | None:
@@ -231,39 +231,45 @@ class _Balance:
         found = []
         for kind, table in zip(self.line.kinds, self.priced, strict=True):
             assert table is not None
-            each = (self._end(table) + table.forward[0] + table.backward[0])[kind.search.chain.sort]
+            end = self._end(table) / self.line.micro_batches
+            each = (end + table.forward[0] + table.backward[0])[kind.search.chain.sort]
             found.append([0.0, *accumulate(each[:, int(np.argmin(each.sum(axis=0)))].tolist())])
         return found
 
     def _end(self, table: Prices) -> Array:
-        """(sort, choice): a micro-batch's part of what ends a step."""
+        """(sort, choice): what ends a step."""
         contention = self.line.kinds[0].search.constants.contention
-        return (table.update + contention * (table.reduce + table.gather)) / self.line.micro_batches
+        return table.update + contention * (table.reduce + table.gather)
 
     def _value(self, cuts: Cuts) -> tuple[float, list[float]]:
         """Seconds of the step and of each stage, under the choice that suits all stages of a kind best."""
         rows = self._rows(cuts)
-        times = [self._seconds(s, cuts)[rows[self.home[s]]] for s in range(len(self.home))]
-        return float(sum(times) + (self.line.micro_batches - 1) * max(times)), [float(t) for t in times]
+        each = [self._seconds(s, cuts) for s in range(len(self.home))]
+        times, ends = ([float(pair[i][rows[k]]) for pair, k in zip(each, self.home, strict=True)] for i in (0, 1))
+        return sum(times) + self._more(max(times)) + max(ends), times
+
+    def _more(self, slowest: Array) -> Array:
+        """Seconds of all micro-batches but one."""
+        return (self.line.micro_batches - 1) * slowest if self.line.micro_batches > 1 else 0.0
 
     def _rows(self, cuts: Cuts) -> list[int]:
-        """For every kind the choice whose slowest stage is fastest."""
-        slowest: list[Any] = [0.0] * len(self.line.kinds)
-        total: list[Any] = [0.0] * len(self.line.kinds)
+        """For every kind the choice under which its stages are fastest."""
+        kinds = range(len(self.line.kinds))
+        slowest, total, end = ([np.zeros(1)] * len(kinds) for _ in range(3))
         for s, i in enumerate(self.home):
-            seconds = self._seconds(s, cuts)
+            seconds, after = self._seconds(s, cuts)
             slowest[i], total[i] = np.maximum(slowest[i], seconds), total[i] + seconds
-        m = self.line.micro_batches
-        return [int(np.argmin((m - 1) * a + b)) for a, b in zip(slowest, total, strict=True)]
+            end[i] = np.maximum(end[i], after)
+        return [int(np.argmin(self._more(slowest[i]) + total[i] + end[i])) for i in kinds]
 
-    def _seconds(self, stage: int, cuts: Cuts) -> Array:
-        """(choice,): one micro-batch of a stage; infinite where it does not fit."""
+    def _seconds(self, stage: int, cuts: Cuts) -> tuple[Array, Array]:
+        """(choice,): one micro-batch of a stage, infinite where it does not fit; and what ends the step."""
         table = self.priced[self.home[stage]]
         assert table is not None
         found = self._stage(stage, cuts)
         counts = self.line.kinds[self.home[stage]].search.chain.counts
         end = (counts[cuts[stage + 1]] - counts[cuts[stage]]) @ self._end(table)
-        return np.where(found.fits, found.forward[:, 0] + found.backward[:, 0] + end, np.inf)
+        return np.where(found.fits, found.forward[:, 0] + found.backward[:, 0], np.inf), end
 
     def _stage(self, stage: int, cuts: Cuts) -> Settled:
         key = (stage, cuts[stage], cuts[stage + 1])

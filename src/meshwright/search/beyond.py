@@ -29,7 +29,7 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
     for plan in plans:
         if search.late:
             break
-        if any(span.offload != Offload() for _, span in spans_with_groups(plan)):
+        if search.limits.allows("partial") and any(span.offload != Offload() for _, span in spans_with_groups(plan)):
             found.append(trimmed(job, plan, *price))
     if search.limits.allows("swap") and plans and not search.late:
         start = min(found, key=lambda item: item[0], default=(search.limit, plans[0]))[1]

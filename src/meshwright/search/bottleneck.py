@@ -14,7 +14,7 @@ from meshwright.cost.trace import NAMES
 from meshwright.plan import Job, Span, Stage
 from meshwright.plan.estimate import MEMORY_PARTS
 from meshwright.plan.spans import alike, layers_of
-from meshwright.search.features import groups_of
+from meshwright.search.features import groups_of, spans_of
 from meshwright.search.spending import MEMORY_SAVERS, Spending
 from meshwright.units import size
 
@@ -92,6 +92,8 @@ def _limits(found: Estimate) -> Iterator[Limit]:
         "optimizer": "the optimizer updates for", "host": "devices wait for the host to issue kernels for",
         "stragglers": "devices wait for the slowest of them and the end of the step for",
     }  # fmt: skip
+    if any(span.offload.optimizer for span in spans_of(found.plan)):
+        words["optimizer"] = "memory is short, and the host updates what it holds of the optimizer states for"
     for name, verb in words.items():
         yield Limit(name, groups[name], f"{name}: {verb} {groups[name] / step:.1%} of the step")
 

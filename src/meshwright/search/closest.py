@@ -10,6 +10,8 @@ from meshwright.cost.estimate import estimate
 from meshwright.errors import DoesNotFit
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
+from meshwright.search.headroom import on_job
+from meshwright.search.limits import Limits
 from meshwright.search.solve import Search
 from meshwright.units import size
 
@@ -32,23 +34,27 @@ class NothingFits(DoesNotFit):
         }
 
 
-def closest(search: Search) -> NothingFits:
-    """Ask how much memory a device would need, by halving; then which change of the job is enough."""
-    job = search.job
+def closest(search: Search, whole: Job | None = None, first: int = 0) -> NothingFits:
+    """Ask how much memory a device would need, by halving; then which change of the job is enough.
+
+    `whole` is the job on all kinds of devices, of which the searched one begins with device `first`.
+    """
+    job = whole or search.job
     capacity = search.setting.room.memory
     low, high, found = 1.0, 2.0, None
     while found is None and high < 2**20:
-        found = _with_memory(search, capacity * high)
+        found = _with_memory(search, capacity * high, first)
         low, high = (low, high) if found else (high, 2 * high)
     if found is None:
-        return _restricted(job)
+        return _restricted(search, job)
     for _ in range(5):
         middle = (low + high) / 2
-        better = _with_memory(search, capacity * middle)
+        better = _with_memory(search, capacity * middle, first)
         found, low, high = (better, low, middle) if better else (found, middle, high)
+    found = on_job(found, job)
     row = max(estimate(job, found, search.runtime, search.constants).memory, key=lambda row: row.short_by)
     if not row.short_by:  # it would fit: something else keeps it from being a plan
-        return _restricted(job)
+        return _restricted(search, job)
     problem = (
         f"{job.model.name} does not fit on {job.cluster.name} with any plan: the closest needs {size(row.total)} on "
         f"devices {row.devices} of {size(row.capacity)}, short by {size(row.short_by)}"
@@ -56,19 +62,39 @@ def closest(search: Search) -> NothingFits:
     return NothingFits(problem, short_by_bytes=row.short_by, closest=found, suggestion=_suggestion(search))
 
 
-def _restricted(job: Job) -> NothingFits:
+def _restricted(search: Search, job: Job) -> NothingFits:
+    """Say which of the limits is in the way, if leaving out one is enough."""
     problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
+    limits = search.limits
+    for name, value in limits.fixed.items():
+        others = {key: fixed for key, fixed in limits.fixed.items() if key != name}
+        if _any(search, replace(limits, fixed=others)):
+            return NothingFits(
+                problem, short_by_bytes=0, closest=None, suggestion=f"without {name}={value} there is one"
+            )
+    for name in sorted(limits.forbidden):
+        if _any(search, replace(limits, forbidden=limits.forbidden - {name})):
+            return NothingFits(problem, short_by_bytes=0, closest=None, suggestion=f"with {name} there is one")
     return NothingFits(problem, short_by_bytes=0, closest=None, suggestion="fix or forbid less")
 
 
-def _with_memory(search: Search, memory: float) -> Plan | None:
-    """A plan for devices of so much memory, the first that is found."""
+def _any(search: Search, limits: Limits) -> bool:
+    """Whether a plan keeps other limits, however much memory it takes."""
+    other = Search(search.job, search.runtime, limits, search.constants, time.monotonic() + _PATIENCE)
+    other.setting = replace(other.setting, room=replace(other.setting.room, memory=search.setting.room.memory * 2**20))
+    other.first_only = True
+    other.run()
+    return bool(other.best)
+
+
+def _with_memory(search: Search, memory: float, first: int) -> Plan | None:
+    """A plan for devices of so much memory, the first that is found, on devices from number `first`."""
     room = replace(search.setting.room, memory=memory)
     other = Search(search.job, search.runtime, search.limits, search.constants, time.monotonic() + _PATIENCE)
     other.setting = replace(other.setting, room=room)
     other.first_only = True
     other.run()
-    return plan_of(search.job, other.best[0], other.modes) if other.best else None
+    return plan_of(search.job, other.best[0], other.modes, first) if other.best else None
 
 
 def _suggestion(search: Search) -> str:

@@ -54,7 +54,10 @@ def explain(
     'the best plan'
     """
     found = estimate(job, plan, runtime_name)
-    more = helps(found, seconds) if seconds > 0 else ()
+    try:
+        more = helps(found, seconds) if seconds > 0 else ()
+    except KeyboardInterrupt:  # what was priced is still worth showing
+        more = ()
     return Explanation(found, Spending.of(found), limit_of(found), stage_limits(found), more)
 
 

@@ -30,6 +30,8 @@ FORBIDDABLE = {
     "zbv": "ZB-V", "dualpipev": "DualPipeV", "split": "pipeline cuts inside a block", "idle": "idle devices",
     "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
     "uneven": "stages with different numbers of blocks", "swap": "swap to other devices (MPress)",
+    "stagewise": "different recomputation in different stages", "park": "activations on the host",
+    "partial": "offload of a part of something",
 }  # fmt: skip
 
 

@@ -37,7 +37,11 @@ def modes(job: Job, site: Site, limits: Limits) -> list[Mode]:
         found += ["selective", "full"]
     found = _distinct(job, [r for r in found if limits.keeps("recompute", r)])
     made = [Mode(r) for r in found]
-    if limits.allows("offload") and all(group.host_memory > 0 for group in job.cluster.groups):
+    if (
+        limits.allows("offload")
+        and limits.allows("park")
+        and all(group.host_memory > 0 for group in job.cluster.groups)
+    ):
         made += [Mode(r, 1.0) for r in found if isinstance(r, str)]
     return made
 

@@ -157,9 +157,12 @@ def _mixed(search: MixedSearch, started: float) -> Answer:
             raise
     if not search.best:
         job = search.job
-        one = max(job.cluster.groups, key=lambda group: group.devices * group.device.memory)
-        alone = dataclasses.replace(job, cluster=Cluster(job.cluster.name, (one,)))
-        raise closest(Search(alone, search.runtime, search.limits, search.constants))
+        sizes = [group.devices * group.device.memory for group in job.cluster.groups]
+        index = sizes.index(max(sizes))
+        alone = dataclasses.replace(job, cluster=Cluster(job.cluster.name, (job.cluster.groups[index],)))
+        raise closest(
+            Search(alone, search.runtime, search.limits, search.constants), job, job.cluster.first_rank(index)
+        )
     plans = [plan for _, plan in search.best]
     return _answered(search, plans, time.monotonic() - started, "exact")
 

@@ -121,14 +121,12 @@ class Prices:
         arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
         return Prices(choices=self.choices.take(rows), **arrays)
 
-    def ideal(self) -> Prices:
-        """One choice that is as good as the best of them in every respect: for bounds."""
-        arrays = {
-            name: getattr(self, name).min(axis=-1, keepdims=True)
-            for name in self.__dataclass_fields__
-            if name != "choices"
+    def under(self, mode: int) -> Prices:
+        """Under one mode only."""
+        few = {
+            name: getattr(self, name)[mode : mode + 1] for name in ("forward", "backward", "kept", "parked", "moment")
         }
-        return Prices(choices=self.choices.take(np.zeros(1, dtype=np.int64)), **arrays)
+        return replace(self, **few)
 
     def beside(self, other: Prices) -> Prices:
         """Of the choices of both."""

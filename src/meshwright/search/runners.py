@@ -19,6 +19,7 @@ from meshwright.search.limits import Limits
 from meshwright.search.planner import Answer
 from meshwright.search.spending import losses, percent
 
+_SAME = 1e-5  # relative; two plans this near teach nothing new
 _NEW_SCHEDULES = ("zero-bubble", "zbv", "dualpipev")  # backward passes cut in two
 
 
@@ -56,7 +57,8 @@ def runners_up(answer: Answer, *, most: int = 3, seconds: float = 1.5) -> tuple[
     seen = [answer.plan.pipelines]
     best_plans = answers([(job, limits) for _, limits in kinds], winner.runtime, seconds)
     for (kind, _), best in zip(kinds, best_plans, strict=True):
-        if best and best.plan.pipelines not in seen:
+        alike = best and any(abs(best.estimate.step_seconds / r.estimate.step_seconds - 1) < _SAME for r in found)
+        if best and not alike and best.plan.pipelines not in seen:
             seen.append(best.plan.pipelines)
             slower = best.estimate.step_seconds / winner.step_seconds - 1
             found.append(

@@ -64,7 +64,8 @@ class Setting:
     constants: Constants
     room: Room
     gradient_bytes: float
-    mixed: bool
+    mixed: bool  # layers of a stage may differ in what they repeat
+    stagewise: bool = True  # so may stages
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
     pieces: dict[Cuts, Array] = field(default_factory=dict)  # (stage, piece): what the stages of some cuts run

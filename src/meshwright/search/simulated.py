@@ -29,6 +29,8 @@ def best_of(
     `known` keeps how groups were settled, for calls with the same table and other cuts.
     """
     known = {} if known is None else known
+    if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
+        return _alike(setting, shape, cuts, table, modes, limit)
     settled = [_settle(setting, shape, cuts, table, modes, group, known) for group in range(shape.groups)]
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
@@ -59,6 +61,17 @@ def best_of(
     row = int(rows[near[one]])
     chosen = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
     return Found(float(seconds[one]), shape, cuts, table, row, chosen, spread)
+
+
+def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
+    """The same with one mode for all stages."""
+    best = None
+    for i, mode in enumerate(modes):
+        found = best_of(setting, shape, cuts, table.under(i), [mode], best.seconds if best else limit)
+        if found:
+            same = tuple((i, i, split) for _, _, split in found.modes)
+            best = replace(found, table=table, modes=same)
+    return best
 
 
 def _taken(settled: Settled, rows: Array) -> Settled:

@@ -87,7 +87,7 @@ class Search:
         self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits)
         self.setting = Setting(
             job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
-            self.limits.allows("mixed"),
+            self.limits.allows("mixed"), self.limits.allows("stagewise"),
         )  # fmt: skip
         self._names = self.limits.schedules()
         self._count = 0

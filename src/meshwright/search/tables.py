@@ -95,6 +95,8 @@ def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> floa
     As if one replica took the whole batch at once (more samples are never dearer per sample), and all devices worked.
     """
     grids = bare_grids(job, site.fabric, limits)
+    if not len(grids):
+        return float("inf")
     choices = bare(grids, np.full(len(grids), job.global_batch, dtype=np.int64))
     forward, backward, _, back = _least(job, chain, site, limits, choices)
     seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]

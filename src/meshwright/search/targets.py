@@ -13,9 +13,9 @@ from typing import Any
 from meshwright.errors import InputError, UnknownName
 from meshwright.search.limits import Limits
 
-# No framework but ours takes these: chosen operators, ways that change inside a stage, cuts inside a block, axes in
-# any order.
-_OURS = ("adaptive", "mixed", "split", "placement", "swap")
+# No framework but ours takes these: chosen operators, ways that change inside a stage or between stages, cuts inside a
+# block, axes in any order, swaps between devices, fractions of offload.
+_OURS = ("adaptive", "mixed", "stagewise", "split", "placement", "swap", "partial")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ TARGETS = {
         Target(
             "deepspeed",
             "deepspeed",
-            (*_OURS, "tp", "sp", "ring", "pp", "hybrid"),
-            "ZeRO 1-3, offload to the host, Ulysses, experts; its pipeline takes ZeRO-1 only and is left out",
+            (*_OURS, "tp", "sp", "ring", "pp", "hybrid", "park"),
+            "ZeRO 1-3, states on the host, Ulysses, experts; its pipeline takes ZeRO-1 only and is left out",
         ),
         Target(
             "fsdp",
