@@ -14,7 +14,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import Pipeline, Stage
 from meshwright.plan.rules import check
 from meshwright.plan.spans import device_text, layers_of
-from meshwright.search.planner import plan
+from meshwright.search.planner import NothingFits, plan
+from meshwright.search.runners import runners_up
 
 CASES = [
     ("llama3-8b", "2x8xa100-80gb+2x8xh100", 256, "bf16"),
@@ -126,3 +127,27 @@ def test_a_pipeline_across_kinds_beats_one_that_treats_them_alike() -> None:
         mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x2xa100-40gb+1x2xh100"), global_batch=32, seq_len=2048
     )
     assert alike(job) > 1.2 * plan(job, forbid=["offload"]).estimate.step_seconds
+
+
+def test_runners_up_where_a_kind_has_no_plan_of_that_sort() -> None:
+    job = mw.Job(
+        mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x4xa100-80gb+1x2xh100"), global_batch=64, seq_len=2048
+    )
+    answer = plan(job)
+    for other in runners_up(answer, seconds=3):
+        check(other.plan, job)
+        assert other.estimate.fits
+
+
+def test_what_comes_closest_stands_on_its_own_devices() -> None:
+    job = mw.Job(
+        mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x2xa100-40gb+1x2xh100"), global_batch=64, seq_len=4096
+    )
+    with pytest.raises(NothingFits) as caught:
+        plan(job, forbid=["offload"])
+    closest = caught.value.closest
+    assert closest is not None
+    check(closest, job)
+    short = [row for row in estimate(job, closest).memory if row.short_by]
+    assert max(row.short_by for row in short) == caught.value.short_by_bytes
+    assert {row.capacity for row in short} == {job.cluster.groups[1].device.memory}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from meshwright.plan.spans import layers_of
 from meshwright.search.limits import FORBIDDABLE
 from meshwright.search.planner import NothingFits, plan
 from meshwright.search.solve import Search
+from meshwright.search.targets import limits_for, target
 
 MODELS = ["gpt2-medium", "llama3.2-1b", "bert-huge", "t5-large", "qwen3-30b-a3b", "llama3-8b", "vit-huge"]
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -256,3 +258,28 @@ def test_a_rule_of_thumb_gives_a_plan_at_once(model: str, cluster: str, batch: i
     assert answer.estimate.fits
     assert seen[0][0] == pytest.approx(answer.estimate.step_seconds, rel=1e-9)
     assert not answer.optimal
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed", "fsdp"])
+def test_a_framework_gets_one_way_for_all_stages(framework: str) -> None:
+    job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("8x8xh100"), global_batch=128, seq_len=8192)
+    limits = limits_for(framework, {}, [])
+    found = plan(job, target(framework).runtime, forbid=limits.forbidden)
+    (pipeline,) = found.plan.pipelines
+    ways = {msgspec.structs.replace(span, layers="") for stage in pipeline.stages for span in stage.spans}
+    assert len(ways) == 1
+    (way,) = ways
+    assert way.swap is None
+    assert way.offload.activations == 0
+    assert {way.offload.optimizer, way.offload.parameters} <= {0.0, 1.0}
+    free = plan(job, target(framework).runtime)
+    assert free.estimate.step_seconds <= found.estimate.step_seconds
+
+
+@pytest.mark.parametrize("fixed", ["tp=3", "pp=1,schedule=zbv", "devices=7,tp=8"])
+def test_a_limit_that_is_in_the_way_is_named(fixed: str) -> None:
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), global_batch=64, seq_len=4096)
+    with pytest.raises(NothingFits) as caught:
+        plan(job, fix=fixed)
+    names = [part.split("=")[0] for part in fixed.split(",")]
+    assert any(f"without {name}=" in caught.value.suggestion for name in names)

@@ -120,7 +120,7 @@ def with_all_choices(search: Search, found: Found) -> Found:
     return dataclasses.replace(found, table=table, row=0)
 
 
-def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
+def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False, named: bool = False) -> list[Way]:
     """Ways that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, _seconds(search, found))
@@ -134,12 +134,35 @@ def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = Fal
         if need[mode, row] < least:
             least = float(need[mode, row])
             front.append((row, mode))
-    step = max(1, -(-len(front) // most))
-    kin = [] if fill else _kin(found)
-    chosen = list(dict.fromkeys([*sorted(own), *kin, *front[::step]]))
     if fill:
+        step = max(1, -(-len(front) // most))
+        chosen = list(dict.fromkeys([*sorted(own), *front[::step]]))
         chosen += [(row, mode) for mode, row in order if (row, mode) not in chosen]
-    return chosen[: max(most, len(own) + len(kin) + 2)]
+        return chosen[: max(most, len(own) + 2)]
+    points = [(float(need[mode, row]), float(seconds[mode, row])) for row, mode in front]
+    budget = found.shape.groups * (room.memory - room.overhead)
+    near = [front[i] for i in _around(points, budget)]
+    kin = _kin(found)
+    return list(dict.fromkeys([*sorted(own), *kin, *near]))[: max(most, len(own) + len(kin) + 2)]
+
+
+def _around(points: list[tuple[float, float]], budget: float) -> list[int]:
+    """Points of (bytes, seconds) on the lower hull, those nearest to a budget of bytes first.
+
+    A mix of ways that just fits takes least time if it is one of the two points of the hull beside the budget.
+    """
+    hull: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        while len(hull) > 1 and _above(points[hull[-2]], points[hull[-1]], points[i]):
+            hull.pop()
+        hull.append(i)
+    place = sum(points[i][0] <= budget for i in hull)
+    return sorted(hull, key=lambda i: abs(hull.index(i) - place + 0.5))
+
+
+def _above(low: tuple[float, float], middle: tuple[float, float], high: tuple[float, float]) -> bool:
+    """Whether a point lies above the line between two others."""
+    return (middle[1] - low[1]) * (high[0] - low[0]) >= (high[1] - low[1]) * (middle[0] - low[0])
 
 
 def _kin(found: Found) -> list[Way]:
