@@ -20,6 +20,7 @@ from meshwright.cli.common import (
 if TYPE_CHECKING:
     from meshwright.search.explain import Explanation
 
+_VISIBLE = 0.0005  # of the step: less rounds to nothing
 EPILOG = """
 \b
 Examples:
@@ -75,7 +76,7 @@ def _print(explanation: Explanation) -> None:
     for heading in ("seconds", "part"):
         table.add_column(heading, justify="right")
     for name, seconds in sorted(explanation.spending.parts.items(), key=lambda item: -item[1]):
-        if seconds > 0:
+        if seconds > _VISIBLE * found.step_seconds:
             table.add_row(name, f"{seconds:.4g}", f"{seconds / found.step_seconds:.1%}")
     console().print(table)
     click.echo(f"\nlimited by {explanation.limit.text}")

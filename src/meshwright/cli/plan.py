@@ -57,9 +57,6 @@ Exit codes: 0 a plan, 1 nothing fits (says what comes closest, and what would be
 @own_runtime_option
 @click.option("--solver", type=click.Choice(["exact", "milp"]), default="exact", help="How to search (default exact).")
 @search_options
-@click.option(
-    "--headroom", type=click.FloatRange(0, 0.9), default=0.0, help="Part of each device's memory to leave free, as 0.1."
-)
 @click.option("--top", type=click.IntRange(0, 10), default=3, help="Runners-up of another kind to show (default 3).")
 @click.option("--output", "-o", type=click.Path(), help="Write the plan to a file.")
 @click.option("--html", type=click.Path(), help="Write a report that opens in a browser.")
@@ -74,7 +71,7 @@ def command(
 
     MODEL is a preset or a config.json, CLUSTER a text such as 8x8xh100 or a .toml file.
     """
-    limits = limits_from(fix, forbid, target_)
+    limits = limits_from(fix, forbid, target_, headroom)
     _writable(output, html)
     job = job_of(model, cluster, options)
     if target_ not in (None, "meshwright") and len(job.cluster.groups) > 1:

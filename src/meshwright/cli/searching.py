@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,12 @@ def search_options(verb: F) -> F:
         click.option(
             "--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds; the best so far then."
         ),
+        click.option(
+            "--headroom",
+            type=click.FloatRange(0, 0.9),
+            default=0.0,
+            help="Part of each device's memory to leave free, as 0.1.",
+        ),
         click.option("--for", "target_", metavar="TARGET", help=f"Only what this can run: {', '.join(TARGETS)}."),
         click.option(
             "--fix", multiple=True, metavar="NAME=VALUE", help="Choices that are made: tp=8,pp=4. Repeatable."
@@ -43,8 +50,12 @@ def search_options(verb: F) -> F:
     return verb
 
 
-def limits_from(fix: tuple[str, ...], forbid: tuple[str, ...], target_: str | None) -> Limits:
+def limits_from(fix: tuple[str, ...], forbid: tuple[str, ...], target_: str | None, headroom: float) -> Limits:
     """The limits of the options; a mistake is at its option."""
+    return replace(_named(fix, forbid, target_), headroom=headroom)
+
+
+def _named(fix: tuple[str, ...], forbid: tuple[str, ...], target_: str | None) -> Limits:
     names = [name.strip() for text in forbid for name in text.split(",") if name.strip()]
     try:
         Limits.of({}, names)

@@ -52,8 +52,8 @@ _WIDE = 110  # characters that every column needs
 @as_json
 def command(
     model: str, cluster: str, batch: str, seq: str | None, nodes: str | None, price: float | None, precision: str,
-    optimizer: str, runtime: str | None, time_limit: float | None, target_: str | None, fix: tuple[str, ...],
-    forbid: tuple[str, ...], csv_: bool, html: str | None, json_: bool,
+    optimizer: str, runtime: str | None, time_limit: float | None, headroom: float, target_: str | None,
+    fix: tuple[str, ...], forbid: tuple[str, ...], csv_: bool, html: str | None, json_: bool,
 ) -> None:  # fmt: skip
     """Plan every combination of batch, sequence and number of nodes; compare throughput and cost.
 
@@ -61,7 +61,7 @@ def command(
     """
     if csv_ and json_:
         raise InputError("does not go with --json", field="--csv", valid="one of the two")
-    limits = limits_from(fix, forbid, target_)
+    limits = limits_from(fix, forbid, target_, headroom)
     batches, seqs = _numbers("--batch", batch), _numbers("--seq", seq) if seq else [0]
     counts = _numbers("--nodes", nodes) if nodes else []
     if html is not None:
@@ -155,7 +155,8 @@ def _print(points: list[Point], price: float | None) -> None:
             }
         table.add_row(*(cells[h] for h in shown), plan_text(found) if found else point.problem)
     out.print(table)
-    click.echo(f"* worth it: no other is faster at no more cost ({_unit(price)} per billion tokens)")
+    if any(point.best for point in points):
+        click.echo(f"* worth it: no other is faster at no more cost ({_unit(price)} per billion tokens)")
 
 
 def _unit(price: float | None) -> str:

@@ -19,6 +19,7 @@ from meshwright.errors import InputError, UnknownName
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.rules.case import Case
 from meshwright.plan.rules.choices import precision_supported
+from meshwright.plan.spans import device_text
 from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest
@@ -141,11 +142,12 @@ def _checked(job: Job, limits: Limits, time_limit: float | None, solver: str) ->
 def supported(job: Job) -> None:
     """Refuse a precision that a device does not have before anything is searched."""
     one = Span(layers=f"{job.model.layers[0].name}..{job.model.layers[-1].name}")
-    starts = [job.cluster.first_rank(i) for i in range(len(job.cluster.groups))]
-    pipelines = tuple(
-        Pipeline(batch=1, micro_batches=1, stages=(Stage(devices=str(first), spans=(one,)),)) for first in starts
-    )
-    for broken in precision_supported(Case(Plan(job=job.written(), pipelines=pipelines), job)):
+    pipelines = []
+    for i, group in enumerate(job.cluster.groups):
+        first = job.cluster.first_rank(i)
+        devices = device_text(list(range(first, first + group.devices)))
+        pipelines.append(Pipeline(batch=1, micro_batches=1, stages=(Stage(devices=devices, spans=(one,)),)))
+    for broken in precision_supported(Case(Plan(job=job.written(), pipelines=tuple(pipelines)), job)):
         raise InputError(broken.problem, field="precision", valid=broken.valid)
 
 
