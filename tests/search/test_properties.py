@@ -283,3 +283,20 @@ def test_a_limit_that_is_in_the_way_is_named(fixed: str) -> None:
         plan(job, fix=fixed)
     names = [part.split("=")[0] for part in fixed.split(",")]
     assert any(f"without {name}=" in caught.value.suggestion for name in names)
+
+
+@pytest.mark.parametrize("host", [0, 2**30])
+def test_a_small_host_is_as_good_as_no_offload(host: int) -> None:
+    """States that would not fit on the host are no reason to leave out a grid that keeps them on the devices."""
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
+    small = group_changed(job, host_memory=host)
+    assert plan(small).estimate.step_seconds == plan(job, forbid=["offload"]).estimate.step_seconds
+
+
+def test_what_is_short_is_said_even_where_the_host_is_too_small_as_well() -> None:
+    job = mw.Job(mw.Model.preset("qwen3-235b-a22b"), mw.Cluster.preset("8xh100"), global_batch=512)
+    with pytest.raises(NothingFits) as caught:
+        plan(job)
+    assert caught.value.closest is not None
+    assert caught.value.short_by_bytes > 0
+    assert "nodes" in caught.value.suggestion

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.memory import state_bytes
+from meshwright.cost.memory import Bytes, state_bytes
 from meshwright.cost.site import Site
 from meshwright.cost.update import update_seconds
 from meshwright.search.bounds import shortest
@@ -48,11 +48,21 @@ def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = T
 
     Not `alone`: other devices hold layers too, so that there are always as many groups.
     """
-    job, room = setting.job, setting.room
-    layers = list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
-    held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime)
-    most = np.minimum(job.cluster.devices // choices.grids.devices, groups) if alone else groups
+    held, most, room = *_held(setting, choices, groups, alone=alone), setting.room
     return (held.states / most + room.overhead <= room.memory) & ((held.host / most <= room.host) | (held.host <= 0))
+
+
+def hopeless(setting: Setting, choices: Choices, groups: int) -> Array:
+    """Grids whose states fit under no ZeRO level, were the host as large as it had to be."""
+    held, most = _held(setting, sharded(choices, 1.0, 1.0), groups, alone=True)
+    return held.states / most + setting.room.overhead > setting.room.memory
+
+
+def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:
+    """States of all layers, and the most groups that may share them."""
+    job, layers = setting.job, list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
+    held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime)
+    return held, np.minimum(job.cluster.devices // choices.grids.devices, groups) if alone else groups
 
 
 def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -> Choices:

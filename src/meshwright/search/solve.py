@@ -39,7 +39,7 @@ from meshwright.search.modes import modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Priced, Prices, prices, undominated
-from meshwright.search.screen import Screen, holdable, least_end, sharded, useful
+from meshwright.search.screen import Screen, holdable, hopeless, least_end, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room
@@ -184,9 +184,6 @@ class Search:
             for start in started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))[:_STARTS]:
                 self._keep(polished(self.setting, self.places, self.modes, start, _TRIED))
 
-    def _over(self) -> bool:
-        return self.late
-
     def _told(self, waiting: list[Table]) -> None:
         self.bound = min([table.bound for table in waiting] + [self.limit])
         if self.on_step:
@@ -211,7 +208,7 @@ class Search:
         if not some:
             return
         full = self.with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
-        full = full.take(np.flatnonzero(holdable(self.setting, sharded(full, 1.0, 1.0), self.most_groups)))
+        full = full.take(np.flatnonzero(~hopeless(self.setting, full, self.most_groups)))
         if not len(full):
             return
         bare_ = prices(self.job, self.chain, full, self.modes[:1], self.site)
@@ -340,7 +337,7 @@ class Search:
             exact = least_seconds(self.setting, shape, cuts, table, self.limit)
             for q in np.argsort(exact.min(axis=1), kind="stable"):
                 near = np.flatnonzero(exact[q] < self.limit)
-                if len(near) and not self._over():
+                if len(near) and not self.late:
                     self.settled += 1
                     self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, _NEAR * self.limit))
 
