@@ -56,6 +56,7 @@ _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer 
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 10  # neighbours of their cuts that are simulated
+_FEW = 8  # stages: their cuts are moved from more starts
 _STARTS = 2  # cuts from which they are moved
 
 
@@ -181,7 +182,8 @@ class Search:
         for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
             if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
-            for start in started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))[:_STARTS]:
+            starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))
+            for start in starts[: _STARTS if found.shape.stages > _FEW else 3 * _STARTS]:
                 self._keep(polished(self.setting, self.places, self.modes, start, _TRIED))
 
     def _told(self, waiting: list[Table]) -> None:
