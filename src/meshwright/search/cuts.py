@@ -48,9 +48,11 @@ def balanced(weights: Array, homes: tuple[int, ...], where: Array, model: Model)
         return []
     if comb(len(where), stages - 1) <= _FEW:
         return [(0, *some, count) for some in combinations(where.tolist(), stages - 1)]
-    blocks = _between_blocks(model)
+    between = np.intersect1d(where, _between_blocks(model))
+    # Many short stages in a group even out: whole blocks are fine enough where there are two or more for each.
+    sets = (between,) if virtual > 2 and len(between) >= 2 * stages else (where, between)
     found: dict[tuple[int, ...], None] = {}
-    for allowed in (where, np.intersect1d(where, blocks)):
+    for allowed in sets:
         if len(allowed) < stages - 1:
             continue
         total = np.concatenate([[0.0], np.cumsum(weights)])

@@ -33,11 +33,8 @@ from meshwright.search.ways import joined
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
 _NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
-_NEARER = 1.02
 _STARTS = 2
-_SHORT = 100  # layers; longer chains begin from one shape only
-_MOST_LAYERS = 200  # longer ones, and long ones of many sorts, get no way per layer unless a solver is asked for
-_MOST_SORTS = 6
+_MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
 _MOST_CHOICES = 4000  # that are priced for it
 _WAYS = 6  # choices x modes that a layer may choose from
@@ -48,35 +45,17 @@ def best_layered(search: Search, solver: str = "exact", time_limit: float | None
     """The fastest such plan from the best shapes and its seconds, if it beats what the search found."""
     if not search.best or search.late or not (search.limits.allows("mixed") and search.limits.allows("uneven")):
         return None
-    layers = len(search.job.model.layers)
-    long = layers > _MOST_LAYERS or (layers > _SHORT and len(search.chain.sorts) > _MOST_SORTS)
-    if solver == "exact" and long:
+    if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
         return None
     near = [f for f in search.by_shape.values() if f.seconds < _NEAR * search.limit and f.shape.schedule.virtual == 1]
     near.sort(key=lambda found: found.seconds)
     better = []
-    starts = [(search, found) for found in near[: _STARTS if layers <= _SHORT else 1]]
-    if solver == "exact" and layers <= _SHORT:
-        starts += _without_pipeline(search)
-    for origin, found in starts:
-        plan = layered(origin, found, solver, time_limit)
+    for found in near[:_STARTS]:
+        plan = layered(search, found, solver, time_limit)
         priced = estimate(search.job, plan, search.runtime, search.constants) if plan else None
         if plan and priced and priced.fits and priced.step_seconds < search.limit * (1 - _WORTH):
             better.append((priced.step_seconds, plan))
     return min(better, key=lambda item: item[0], default=None)
-
-
-def _without_pipeline(search: Search) -> list[tuple[Search, Found]]:
-    """Where a pipeline is best: the best plans without one, if they are near; their layers have more to choose from."""
-    limits = search.limits
-    if search.best[0].shape.groups == 1 or "pp" in limits.fixed:
-        return []
-    alone = dataclasses.replace(limits, fixed={**limits.fixed, "pp": 1})
-    other = Search(search.job, search.runtime, alone, search.constants, search.deadline)
-    other.ceiling = _NEARER * search.limit
-    other.run()
-    near = sorted(other.by_shape.values(), key=lambda found: found.seconds)
-    return [(other, found) for found in near[:_STARTS]]
 
 
 def layered(search: Search, found: Found, solver: str = "exact", time_limit: float | None = None) -> Plan | None:

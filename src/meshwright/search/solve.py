@@ -55,7 +55,7 @@ _MANY = 40_000  # grids with micro-batches; from here on the best of all tables 
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
-_TRIED = 10  # neighbours of their cuts that are simulated
+_TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
 _STARTS = 2  # cuts from which they are moved
 
@@ -183,7 +183,7 @@ class Search:
             if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
             starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))
-            for start in starts[: _STARTS if found.shape.stages > _FEW else 3 * _STARTS]:
+            for start in starts[: _STARTS if found.shape.stages > _FEW else 2 * _STARTS]:
                 self._keep(polished(self.setting, self.places, self.modes, start, _TRIED))
 
     def _told(self, waiting: list[Table]) -> None:
