@@ -17,6 +17,7 @@ from meshwright.model import Model
 from meshwright.search.limits import Limits
 
 Array = Any
+Known = dict[tuple[tuple[int, ...], tuple[float, ...]], list[tuple[int, ...]]]  # cuts by homes and weights
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
@@ -176,12 +177,13 @@ def lead(counts: Array, cuts: list[tuple[int, ...]], groups: int) -> Array:
 class Cutter:
     """Cuts by stage size and micro-batch: what layers take differs between them, and so do balanced cuts."""
 
-    def __init__(self, model: Model, sort: Array, counts: Array, limits: Limits) -> None:
+    def __init__(self, model: Model, sort: Array, counts: Array, limits: Limits, known: Known | None = None) -> None:
+        """`known` holds cuts that searches of the same model under the same limits have made."""
         self.model, self.sort, self.counts = model, sort, counts
         self.places = places(model, limits)
         self.even = not limits.allows("uneven")
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
-        self._cuts: dict[tuple[tuple[int, ...], tuple[float, ...]], list[tuple[int, ...]]] = {}
+        self._cuts: Known = {} if known is None else known
         self._leads: dict[tuple[tuple[int, ...], tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:

@@ -22,6 +22,7 @@ from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job, Pipeline, Plan
 from meshwright.search.across import Kind, best_across, lines
 from meshwright.search.build import plan_of
+from meshwright.search.cuts import Known
 from meshwright.search.limits import Limits
 from meshwright.search.solve import Search
 from meshwright.search.tables import least_per_sample, tables
@@ -56,6 +57,7 @@ class MixedSearch:
     settled: int = 0
     finished: bool = False
     _known: dict[tuple[int, int], Search] = field(default_factory=dict)
+    _cuts: Known = field(default_factory=dict)
     _shared: Shares = ()  # of the best plan
     _per_sample: dict[int, float] = field(default_factory=dict)
 
@@ -172,7 +174,8 @@ class MixedSearch:
 
     def _search(self, group: int, share: int) -> None:
         deadline = self.deadline if self.best else float("inf")
-        search = Search(self._alone(group, share), self.runtime, self.limits, self.constants, deadline)
+        price = (self.runtime, self.limits, self.constants)
+        search = Search(self._alone(group, share), *price, deadline, known_cuts=self._cuts)
         search.ceiling = self.limit  # a slower group cannot be part of a better plan
         search.first_only = self.late  # there must be a plan, whatever the time limit
         search.run()

@@ -32,7 +32,7 @@ from meshwright.search.bounds import (
     quick_seconds,
     shortest,
 )
-from meshwright.search.cuts import Cutter
+from meshwright.search.cuts import Cutter, Known
 from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
@@ -78,6 +78,7 @@ class Search:
     bound: float = 0.0  # seconds below which no plan can be
     first_only: bool = False  # stop at the first plan that fits
     has_first: bool = False  # a plan is there already: not even a first look must outlast the deadline
+    known_cuts: Known = field(default_factory=dict)  # shared by searches of one model under the same limits
     ceiling: float = float("inf")  # seconds; slower plans are of no use
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class Search:
         self.site = Site.of(job, tuple(range(job.cluster.devices)), 0, self.runtime, self.constants)
         self.chain = Chain.of(job.model)
         self.modes = modes(job, self.site, self.limits)
-        self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits)
+        self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits, self.known_cuts)
         self.setting = Setting(
             job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
             self.limits.allows("mixed"), self.limits.allows("stagewise"),
