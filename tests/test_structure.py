@@ -148,7 +148,7 @@ def test_every_room_has_a_page() -> None:
 def test_no_path_of_a_machine_is_committed() -> None:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip("not a git checkout")
+        pytest.skip("git, or a git checkout, is missing: what is committed cannot be listed")
     pattern = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+|opt/\w+)/")
     here = Path(__file__).name
     for name in done.stdout.split("\0"):

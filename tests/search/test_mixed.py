@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,3 +152,23 @@ def test_what_comes_closest_stands_on_its_own_devices() -> None:
     short = [row for row in estimate(job, closest).memory if row.short_by]
     assert max(row.short_by for row in short) == caught.value.short_by_bytes
     assert {row.capacity for row in short} == {job.cluster.groups[1].device.memory}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"fix": {"pp": 1}}, {"fix": {"pp": 2}}, {"forbid": ["stagewise"]}, {"forbid": ["idle"]}]
+)
+def test_pipelines_across_kinds_keep_the_limits(limits: dict[str, Any]) -> None:
+    """Without limits the best plan of this job is a pipeline of three stages across both kinds."""
+    job = mw.Job(
+        mw.Model.preset("llama2-13b"), mw.Cluster.preset("1x2xa100-40gb+1x2xh100"), global_batch=64, seq_len=4096
+    )
+    found = plan(job, **limits).plan
+    groups = [len(pipeline.stages) // pipeline.schedule.virtual for pipeline in found.pipelines]
+    if "fix" in limits:
+        assert set(groups) == {limits["fix"]["pp"]}
+    elif "stagewise" in limits["forbid"]:
+        for pipeline in found.pipelines:
+            assert len({span.recompute for stage in pipeline.stages for span in stage.spans}) <= 2
+            assert len({job.cluster.group_index(rank) for stage in pipeline.stages for rank in stage.ranks}) == 1
+    else:
+        assert found.devices == job.cluster.devices

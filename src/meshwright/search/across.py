@@ -69,14 +69,17 @@ class Line:
 def lines(kinds: Sequence[Kind], limit: float) -> list[tuple[float, Line]]:
     """The most promising combinations that may beat `limit` seconds, with bounds, least first."""
     found: list[tuple[float, Line]] = []
-    if not (kinds[0].search.limits.allows("pp") and kinds[0].search.limits.allows("uneven")):
+    limits = kinds[0].search.limits
+    if not all(map(limits.allows, ("pp", "uneven", "stagewise"))) or not limits.keeps("virtual", 1):
         return found
-    most_stages = len(kinds[0].search.places) + 1
+    stages = range(2, len(kinds[0].search.places) + 2)
+    if "pp" in limits.fixed:
+        stages = range(limits.fixed["pp"], limits.fixed["pp"] + 1)
     for count in sorted({m for kind in kinds for _, m in kind.tables}):
         pace = _Pace.of(kinds, count)
-        for some in _subsets(kinds):
+        for some in _subsets(kinds) if limits.allows("idle") else [list(kinds)]:
             for chosen in product(*(pace.sizes(kind) for kind in some)):
-                if not 2 <= sum(pace.stages(k, size) for k, size in zip(some, chosen, strict=True)) <= most_stages:
+                if sum(pace.stages(k, size) for k, size in zip(some, chosen, strict=True)) not in stages:
                     continue
                 for order in permutations(zip(some, chosen, strict=True)):
                     if (bound := pace.bound(order)) < limit:
