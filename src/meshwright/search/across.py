@@ -20,7 +20,7 @@ from meshwright.cost.estimate import estimate
 from meshwright.plan import Job, Pipeline, Plan, Stage, in_flight
 from meshwright.plan.schedule import Schedule, ScheduleName
 from meshwright.plan.spans import device_text
-from meshwright.search.build import spans_of
+from meshwright.search.build import stage_spans
 from meshwright.search.polish import neighbours
 from meshwright.search.prices import Prices, prices
 from meshwright.search.screen import holdable
@@ -179,6 +179,7 @@ class _Balance:
 
     def __post_init__(self) -> None:
         self.home = self.line.stages  # of every stage
+        self.contention = self.line.kinds[0].search.constants.contention
         self.priced = []
         for i, kind in enumerate(self.line.kinds):
             key = (kind.index, self.line.sizes[i], self.line.micro_batches, len(self.home))
@@ -195,7 +196,7 @@ class _Balance:
         if not len(every):
             return None
         rough = prices(search.job, search.chain, every, search.modes[:1], search.site)
-        every = every.take(_front(rough, self._end(rough) / self.line.micro_batches, search.chain.counts[-1]))
+        every = every.take(_front(rough, rough.end(self.contention) / self.line.micro_batches, search.chain.counts[-1]))
         return prices(search.job, search.chain, every, search.modes, search.site)
 
     def plan(self, limit: float) -> Plan | None:
@@ -204,10 +205,10 @@ class _Balance:
             return None
         search = self.line.kinds[0].search
         places = [0, *search.places, len(search.chain.sort)]
-        weight = [1.0] * len(self.home)
+        weight, plain = [1.0] * len(self.home), self._plain()
         best: tuple[float, Cuts] | None = None
         for _ in range(_ROUNDS):
-            cuts = _balanced(self._plain(), self.home, weight, places)
+            cuts = _balanced(plain, self.home, weight, places)
             if cuts is None:
                 return None
             value, times = self._value(cuts)
@@ -215,7 +216,6 @@ class _Balance:
                 best = (value, cuts)
             if _HOPELESS * limit < value < np.inf:
                 return None
-            plain = self._plain()
             for s, seconds in enumerate(times):
                 alone = plain[self.home[s]][cuts[s + 1]] - plain[self.home[s]][cuts[s]]
                 weight[s] = min(seconds / max(alone, 1e-30), 1.5 * weight[s])
@@ -234,15 +234,10 @@ class _Balance:
         found = []
         for kind, table in zip(self.line.kinds, self.priced, strict=True):
             assert table is not None
-            end = self._end(table) / self.line.micro_batches
+            end = table.end(self.contention) / self.line.micro_batches
             each = (end + table.forward[0] + table.backward[0])[kind.search.chain.sort]
             found.append([0.0, *accumulate(each[:, int(np.argmin(each.sum(axis=0)))].tolist())])
         return found
-
-    def _end(self, table: Prices) -> Array:
-        """(sort, choice): what ends a step."""
-        contention = self.line.kinds[0].search.constants.contention
-        return table.update + contention * (table.reduce + table.gather)
 
     def _value(self, cuts: Cuts) -> tuple[float, list[float]]:
         """Seconds of the step and of each stage, under the choice that suits all stages of a kind best."""
@@ -271,7 +266,7 @@ class _Balance:
         assert table is not None
         found = self._stage(stage, cuts)
         counts = self.line.kinds[self.home[stage]].search.chain.counts
-        end = (counts[cuts[stage + 1]] - counts[cuts[stage]]) @ self._end(table)
+        end = (counts[cuts[stage + 1]] - counts[cuts[stage]]) @ table.end(self.contention)
         return np.where(found.fits, found.forward[:, 0] + found.backward[:, 0], np.inf), end
 
     def _stage(self, stage: int, cuts: Cuts) -> Settled:
@@ -304,7 +299,7 @@ class _Balance:
             found = self._stage(s, cuts)
             chosen = (int(found.first[rows[i]]), int(found.second[rows[i]]), int(found.split[rows[i]]))
             where = (cuts[s], cuts[s + 1])
-            spans = spans_of(self.job.model, table.choices, rows[i], kind.search.modes, chosen, where)
+            spans = stage_spans(self.job.model, table.choices, rows[i], kind.search.modes, chosen, where)
             stages.append(Stage(devices=device_text(list(range(first, first + size))), spans=spans))
         pipeline = Pipeline(
             batch=self.job.global_batch, micro_batches=self.line.micro_batches, stages=tuple(stages),

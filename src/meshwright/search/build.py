@@ -33,10 +33,10 @@ def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
 
 def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int) -> tuple[Span, ...]:
     where = (found.cuts[stage], found.cuts[stage + 1])
-    return spans_of(model, found.table.choices, found.row, modes, found.modes[group], where)
+    return stage_spans(model, found.table.choices, found.row, modes, found.modes[group], where)
 
 
-def spans_of(
+def stage_spans(
     model: Model, choices: Choices, row: int, modes: list[Mode], chosen: tuple[int, int, int], where: Range
 ) -> tuple[Span, ...]:
     """One stage: a choice for all its layers, and two modes, of which the second begins at some layer."""

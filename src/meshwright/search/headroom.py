@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from msgspec.structs import replace as changed
@@ -17,12 +18,12 @@ def with_less_memory(job: Job, headroom: float) -> Job:
     >>> with_less_memory(job, 0.5).cluster.groups[0].device.memory * 2 == job.cluster.groups[0].device.memory
     True
     """
-    if not headroom:
-        return job
-    groups = [
-        replace(group, device=replace(group.device, memory=int(group.device.memory * (1 - headroom))))
-        for group in job.cluster.groups
-    ]
+    return with_memory(job, lambda memory: int(memory * (1 - headroom))) if headroom else job
+
+
+def with_memory(job: Job, change: Callable[[int], int]) -> Job:
+    """The same job on devices whose bytes of memory are changed."""
+    groups = [replace(g, device=replace(g.device, memory=change(g.device.memory))) for g in job.cluster.groups]
     return replace(job, cluster=replace(job.cluster, groups=tuple(groups)))
 
 

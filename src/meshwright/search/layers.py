@@ -157,8 +157,8 @@ def _kin(found: Found) -> list[Way]:
 def _seconds(search: Search, found: Found) -> Array:
     """(mode, sort, choice): of one micro-batch, with its part of what ends a step."""
     table = found.table
-    end = table.update + search.constants.contention * (table.reduce + table.gather)
-    return table.forward + table.backward + end / found.shape.micro_batches
+    end = table.end(search.constants.contention) / found.shape.micro_batches
+    return table.forward + table.backward + end
 
 
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:

@@ -121,6 +121,10 @@ class Prices:
         arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
         return Prices(choices=self.choices.take(rows), **arrays)
 
+    def end(self, contention: float) -> Array:
+        """(sort, choice): seconds that end a step, where gradients and parameters travel under computation."""
+        return self.update + contention * (self.reduce + self.gather)
+
     def under(self, mode: int) -> Prices:
         """Under one mode only."""
         few = {

@@ -27,7 +27,7 @@ class Screen:
         self.setting = setting
         self.work = every @ both  # seconds of one micro-batch in all layers
         if least_end is None:
-            self.end = every @ (setting.constants.contention * (rough.reduce + rough.gather) + rough.update)
+            self.end = every @ rough.end(setting.constants.contention)
             self.states = every @ rough.states
         else:
             self.end, self.states = least_end, np.zeros(len(rough.choices))

@@ -18,6 +18,7 @@ from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule, group_of_stage
 from meshwright.search.prices import Chain, Prices
 from meshwright.search.stages import Range, Room
+from meshwright.search.timing import homes
 
 Array = Any
 Cuts = tuple[int, ...]
@@ -95,19 +96,14 @@ class Setting:
         return work * (1 + self.constants.straggler * log2(nodes)) + self.runtime.step_seconds
 
 
-@lru_cache(maxsize=4096)
-def _homes(schedule: Schedule, stages: int) -> tuple[int, ...]:
-    return tuple(group_of_stage(schedule, stages, s) for s in range(stages))
-
-
 def homes_of(shape: Shape) -> tuple[int, ...]:
     """The group of devices of every stage."""
-    return _homes(shape.schedule, shape.stages)
+    return homes(shape.schedule, shape.stages)
 
 
 @lru_cache(maxsize=512)
 def _mine(schedule: Schedule, stages: int) -> Array:
-    return np.argsort(np.array(_homes(schedule, stages)), kind="stable").reshape(
+    return np.argsort(np.array(homes(schedule, stages)), kind="stable").reshape(
         stages // schedule.virtual, schedule.virtual
     )
 

@@ -131,9 +131,15 @@ def least_ends(
     return ends
 
 
+@lru_cache(maxsize=4096)
+def homes(schedule: Schedule, stages: int) -> tuple[int, ...]:
+    """The group of devices of every stage."""
+    return tuple(group_of_stage(schedule, stages, s) for s in range(stages))
+
+
 @lru_cache(maxsize=512)
 def _homes(schedule: Schedule, stages: int) -> Array:
-    return np.array([group_of_stage(schedule, stages, s) for s in range(stages)])
+    return np.array(homes(schedule, stages))
 
 
 @lru_cache(maxsize=512)

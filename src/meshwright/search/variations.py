@@ -12,11 +12,12 @@ from math import log2
 
 from msgspec.structs import replace as changed
 
-from meshwright.cluster import Cluster, Link
+from meshwright.cluster import Link
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.plan import Job, Plan
 from meshwright.plan.job import LARGEST_BATCH
 from meshwright.search.brief import answers, limits_of, quick
+from meshwright.search.headroom import with_memory
 from meshwright.search.limits import Limits
 from meshwright.search.spending import MEMORY_SAVERS, Spending, percent
 from meshwright.units import GIB, size
@@ -82,13 +83,7 @@ def _memory(job: Job) -> Variation:
     least = min(group.device.memory for group in job.cluster.groups)
     extra = 2 ** max(round(log2(least / 10 / GIB)), 0) * GIB
     text = f"{size(extra).replace('.0', '')} more per device"
-    return Variation(text, replace(job, cluster=with_memory(job.cluster, extra)))
-
-
-def with_memory(cluster: Cluster, extra: int) -> Cluster:
-    """The same devices with so many bytes more."""
-    groups = [replace(g, device=replace(g.device, memory=g.device.memory + extra)) for g in cluster.groups]
-    return replace(cluster, groups=tuple(groups))
+    return Variation(text, with_memory(job, lambda memory: memory + extra))
 
 
 def _network(job: Job) -> Variation:
