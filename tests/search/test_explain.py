@@ -14,10 +14,11 @@ from meshwright.plan import Offload
 from meshwright.search.bottleneck import limit_of, small_products, stage_limits
 from meshwright.search.explain import explain, losses, runners_up
 from meshwright.search.features import choices, spans_of
+from meshwright.search.headroom import with_memory
 from meshwright.search.planner import Answer, plan
 from meshwright.search.spending import GROUPS, Spending, differences
 from meshwright.search.targets import TARGETS, limits_for, target
-from meshwright.search.variations import helps, on_batch, variations, with_memory
+from meshwright.search.variations import helps, on_batch, variations
 
 PLANS: list[dict[str, Any]] = [
     {"zero": 3, "recompute": "full"},
@@ -117,7 +118,7 @@ def test_a_plan_by_hand_is_priced_again_and_held_against_the_best(answer: Answer
 
 def test_a_found_plan_is_searched_again(answer: Answer) -> None:
     found = explain(answer.estimate.job, answer.plan, seconds=5.0)
-    more = replace(answer.estimate.job, cluster=with_memory(answer.estimate.job.cluster, 8 * 2**30))
+    more = with_memory(answer.estimate.job, lambda memory: memory + 8 * 2**30)
     best = plan(more).estimate.step_seconds
     gains = {h.change: h.gain for h in found.helps}
     assert gains["8 GiB more per device"] == pytest.approx(answer.estimate.step_seconds / best - 1)
