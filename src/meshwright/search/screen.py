@@ -13,6 +13,7 @@ from meshwright.cost.update import update_seconds
 from meshwright.search.bounds import shortest
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Setting, Shape
+from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, away, cut_of
 
 Array = Any
@@ -26,21 +27,49 @@ class Screen:
         every, both = setting.chain.counts[-1], rough.forward[0] + rough.backward[0]
         self.setting = setting
         self.work = every @ both  # seconds of one micro-batch in all layers
+        none = np.zeros(len(rough.choices))
+        self.update, self.states = (
+            (every @ rough.update, every @ rough.states) if least_end is None else (least_end, none)
+        )
+        self.moved: list[tuple[Array, Array, Array]] = []  # seconds of all layers, of any group at least, and to hide in
         if least_end is None:
-            self.end = every @ rough.end(setting.constants.contention)
-            self.states = every @ rough.states
-        else:
-            self.end, self.states = least_end, np.zeros(len(rough.choices))
+            for moved, once, window in zip(
+                (rough.reduce, rough.gather), rough.once, (rough.backward[0], rough.forward[0]), strict=True
+            ):
+                self.moved.append((every @ moved, once.min(axis=0), every @ window))
         self.early = (rough.forward[0] / np.maximum(both, 1e-30)).min(axis=0)
+        self.weight = every @ np.minimum(rough.weight, rough.backward[0])
 
     def hopeful(self, shape: Shape, rows: Array, limit: float) -> Array:
         """Of some choices those whose states fit, and that would win if layers could be cut and spread at will."""
         setting, room = self.setting, self.setting.room
         rows = rows[self.states[rows] / shape.groups + room.overhead <= room.memory]
         work = shape.micro_batches * self.work[rows]
-        bubble = work * shortest(shape, self.early[rows])
-        even = (work + self.end[rows]) / shape.groups
+        # One micro-batch goes through all layers and back; gradients of weights may come later.
+        through = self.work[rows] - (self.weight[rows] if shape.schedule.name in SPLIT else 0.0)
+        bubble = np.maximum(work * shortest(shape, self.early[rows]), through) + self.after(shape, rows)
+        even = self.total(shape, rows) / shape.groups
         return rows[setting.total(shape, np.maximum(bubble, even)) < limit]
+
+    def after(self, shape: Shape, rows: Array) -> Array:
+        """Seconds that follow the last micro-batch of any group, at least."""
+        found = self.update[rows] / shape.groups
+        for _, once, window in self.moved:
+            found = found + _late(once[rows], window[rows], self.setting.constants.contention)
+        return found
+
+    def total(self, shape: Shape, rows: Array) -> Array:
+        """Seconds that all groups work together, at least: all micro-batches, and what ends the step."""
+        found = shape.micro_batches * self.work[rows] + self.update[rows]
+        for moved, once, window in self.moved:
+            every = moved[rows] + shape.groups * once[rows]
+            found = found + _late(every, window[rows], self.setting.constants.contention)
+        return found
+
+
+def _late(moved: Array, window: Array, contention: float) -> Array:
+    """What is seen of so many seconds of transfers, if they may hide under so many of computation."""
+    return np.maximum(contention * moved, moved - (1 - contention) * window)
 
 
 def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = True) -> Array:

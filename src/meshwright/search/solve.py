@@ -237,6 +237,8 @@ class Search:
             mask = np.zeros(len(full), dtype=bool)
             mask[rows] = True
             mine = screen.hopeful(shape, np.flatnonzero(mask[parents]), self.limit)
+            work = screen.total(shape, mine)
+            mine = mine[self._averaged(shape, work, tuple(column[:, mine] for column in columns_of(rough)))]
             if len(mine):
                 items.append((shape, mine, self._quick(rough.take(mine), shape)))
         self._settle(known, self._pooled(known, items))
@@ -280,14 +282,17 @@ class Search:
         """The same with the bounds of that one choice."""
         setting, size, count = self.setting, table.size, table.micro_batches
         ideal = columns_of(table)
-        work = count * float(self.chain.counts[-1] @ table.seconds)
+        every = self.chain.counts[-1]
+        work = count * float(every @ table.seconds)
+        once = {True: float(every @ (table.forward + table.through)), False: work / count}  # gradients apart, or not
         first = 1 if self._probing else None
         for groups in group_counts(self.job, self.limits, size, table.groups, all_devices=self._probing):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
                 continue
             for schedule in islice(schedules(self._names, self.limits, groups, count, len(self.places) + 1), first):
                 shape = Shape(groups, size, schedule, count)
-                if setting.total(shape, work * shortest(shape, table.early)) >= self.limit:
+                through = once[schedule.name in SPLIT]  # one micro-batch passes all layers, and comes back
+                if setting.total(shape, max(work * shortest(shape, table.early), through)) >= self.limit:
                     continue
                 cuts = self.cuts(shape)
                 if not cuts:
@@ -342,7 +347,8 @@ class Search:
                 near = np.flatnonzero(exact[q] < self.limit)
                 if len(near) and not self.late:
                     self.settled += 1
-                    self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, _NEAR * self.limit))
+                    most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
+                    self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, most))
 
     def choices_of(self, shape: Shape) -> Choices:
         """Every choice of a shape's stage size and micro-batch, whether it may win or not."""

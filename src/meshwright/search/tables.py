@@ -36,6 +36,7 @@ class Table:
     least: Array  # seconds below which none of them can be, in rising order
     forward: Array  # (sort,): seconds that none of them undercuts
     backward: Array
+    through: Array  # (sort,): of the backward pass what the layers before wait for
     passed_on: Array  # (sort,): bytes handed to the next layer, likewise
 
     @property
@@ -69,7 +70,7 @@ def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int)
     every = _candidates(job, site, limits)
     if not len(every):
         return []
-    forward, backward, passed_on, back = _least(job, chain, site, limits, every)
+    forward, backward, through, passed_on, back = _least(job, chain, site, limits, every)
     seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
     groups = np.minimum(job.cluster.devices // every.grids.devices, most_groups)
     least = job.global_batch // every.micro_batch * seconds / groups + site.runtime.step_seconds
@@ -82,8 +83,8 @@ def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int)
         found.append(
             Table(
                 int(every.grids.devices[one]), job.global_batch // int(every.micro_batch[one]), int(groups[one]),
-                every.take(rows), least[rows], forward[:, unique].min(axis=1), backward[:, unique].min(axis=1),
-                passed_on[:, unique].min(axis=1),
+                every.take(rows), least[rows],
+                *(part[:, unique].min(axis=1) for part in (forward, backward, through, passed_on)),
             )
         )  # fmt: skip
     return sorted(found, key=lambda table: table.promise)
@@ -98,7 +99,7 @@ def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> floa
     if not len(grids):
         return float("inf")
     choices = bare(grids, np.full(len(grids), job.global_batch, dtype=np.int64))
-    forward, backward, _, back = _least(job, chain, site, limits, choices)
+    forward, backward, _, _, back = _least(job, chain, site, limits, choices)
     seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
     return float((seconds * grids.devices).min() / job.global_batch)
 
@@ -120,8 +121,8 @@ def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
     return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
 
 
-def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices) -> tuple[Array, Array, Array, Array]:
-    """(sort, kind of choice) seconds forward and backward and bytes passed on, and the kind of each choice.
+def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices) -> tuple[Array, ...]:
+    """(sort, kind of choice) what `passes_of` gives, and the kind of each choice.
 
     Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
     """
@@ -131,11 +132,11 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices)
     unique = choices.take(first)
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
     others = [i for i in range(len(chain.sorts)) if i not in experts]
-    forward, backward, passed_on = passes_of(job, chain, unique, site, others)
+    found = passes_of(job, chain, unique, site, others)
     if experts:
-        found = _least_experts(job, chain, site, limits, unique, experts)
-        forward[experts], backward[experts], passed_on[experts] = found
-    return forward, backward, passed_on, back
+        for part, least in zip(found, _least_experts(job, chain, site, limits, unique, experts), strict=True):
+            part[experts] = least
+    return *found, back
 
 
 def _kinds(*parts: Array) -> tuple[Array, Array]:
@@ -150,7 +151,7 @@ def _kinds(*parts: Array) -> tuple[Array, Array]:
 
 def _least_experts(
     job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices, experts: list[int]
-) -> tuple[Array, Array, Array]:
+) -> list[Array]:
     """(expert sort, choice): the same for layers of experts, the best of all foldings.
 
     What such a layer takes depends on how many tokens a device has, not on what cuts them.
@@ -158,13 +159,13 @@ def _least_experts(
     g = choices.grids
     first, back = _kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *_meeting(g, site, "tp"))
     some, u = choices.take(first), g.take(first)
-    forward, backward = (np.full((len(experts), len(first)), np.inf) for _ in range(2))
+    least = [np.full((len(experts), len(first)), np.inf) for _ in range(4)]
     for ep, same in foldings(job, site.fabric, limits):
         etp = u.tp if same else np.ones_like(u.tp)
         grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, np.full(len(u), ep, dtype=np.int64), etp, u.order)
-        one, two, sent = passes_of(job, chain, bare(grids, some.samples), site, experts)
-        forward, backward = np.minimum(forward, one[experts]), np.minimum(backward, two[experts])
-    return forward[:, back], backward[:, back], sent[experts][:, back]
+        found = passes_of(job, chain, bare(grids, some.samples), site, experts)
+        least = [np.minimum(old, new[experts]) for old, new in zip(least, found, strict=True)]
+    return [part[:, back] for part in least]
 
 
 def _meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
@@ -173,14 +174,16 @@ def _meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
         yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
 
 
-def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, Array, Array]:
-    """(sort, choice): seconds of both passes with nothing repeated, and bytes passed on; zero for other sorts."""
+def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+    """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
+    bytes passed on; zero for other sorts."""
     ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
-    forward, backward, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(3))
+    forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
     for i in sorts:
         layer = chain.sorts[i]
         time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
         passes = layer_passes(layer, time, ways, site)
         forward[i], backward[i] = (passes.total(when) for when in PASSES)
+        through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
         passed_on[i] = layer.output_bytes(ways.cut)
-    return forward, backward, passed_on
+    return forward, backward, through, passed_on
