@@ -27,10 +27,9 @@ def chain(random: Random) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
 def test_every_stage_holds_something(seed: int) -> None:
     random = Random(seed)
     weights, homes, allowed = chain(random)
-    model = mw.Model.preset("gpt2")
     total = np.concatenate([[0.0], np.cumsum(weights)])
     shares = np.array([random.uniform(0.1, 1) for _ in range(max(homes) + 1)])
-    found = balanced(weights, homes, allowed, model)
+    found = balanced(weights, homes, allowed, allowed[::2])
     found += [shared_out(total, homes, allowed, part, shares / shares.sum()) for part in (0.3, 1.0, 3.0)]
     for cuts in found:
         assert (cuts[0], cuts[-1], len(cuts)) == (0, len(weights), len(homes) + 1)
@@ -45,7 +44,7 @@ def test_the_longest_stage_is_as_short_as_can_be(seed: int) -> None:
     weights = np.array([random.choice([0.5, 1, 1, 1, 3]) for _ in range(random.randint(9, 12))])
     stages = random.randint(2, 4)
     allowed = np.arange(1, len(weights))
-    found = balanced(weights, tuple(range(stages)), allowed, mw.Model.preset("gpt2"))
+    found = balanced(weights, tuple(range(stages)), allowed, allowed[::2])
     every = [(0, *some, len(weights)) for some in combinations(allowed.tolist(), stages - 1)]
     least = min(max(weights[a:b].sum() for a, b in pairwise(cuts)) for cuts in every)
     assert min(max(weights[a:b].sum() for a, b in pairwise(cuts)) for cuts in found) <= least + 0.05

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.search.prices import Prices
+from meshwright.search.prices import Columns, Prices
 from meshwright.search.shapes import Cuts, Setting, Shape, received, sends, stages_of
-from meshwright.search.tables import Table
 from meshwright.search.timing import SPLIT, StageTimes, alive, least_ends, membership, pick, quick_ends
 
 Array = Any
-Columns = tuple[Array, Array, Array, Array]  # (sort, choice): forward, backward, weight gradient, bytes passed on
 
 
 def shortest(shape: Shape, early: Array) -> Array:
@@ -43,7 +41,7 @@ def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Col
 
 def plain_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
     """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
-    free = _free_times(setting, shape, cuts, columns_of(table))
+    free = _free_times(setting, shape, cuts, table.columns)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
     return setting.total(shape, joined(done, *ending(setting, shape, cuts, table, free))).reshape(len(cuts), -1)
 
@@ -63,17 +61,7 @@ def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Pric
     budget = shape.groups * (room.memory - room.overhead - room.loose * moment)
     budget = budget - np.einsum("s,sc->c", every, table.states)
     budget = budget - room.loose * received(setting, shape, cuts, table).sum(axis=1).min(axis=0)
-    best = np.where(need <= budget, seconds, np.inf).min(axis=0)
-    for i in range(len(seconds)):
-        over = need[i] - budget
-        if not (over > 0).any():
-            continue
-        for j in range(len(seconds)):
-            spare = budget - need[j]
-            usable = (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
-            if usable.any():
-                mixed = seconds[i] + (seconds[j] - seconds[i]) * over / np.maximum(over + spare, 1.0)
-                best = np.where(usable, np.minimum(best, mixed), best)
+    best = _mixed(np.where(need <= budget, seconds, np.inf).min(axis=0), seconds, need - budget)
     ends_ = np.einsum("s,sc->c", every, table.reduce + table.gather) * setting.constants.contention
     work = shape.micro_batches * best + ends_ + np.einsum("s,sc->c", every, table.update)
     return setting.total(shape, work / shape.groups)
@@ -86,7 +74,7 @@ def least_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Price
     could be mixed in any proportion (the lower hull of seconds over bytes).
     """
     size = (len(cuts), len(table.choices))
-    free = _free_times(setting, shape, cuts, columns_of(table))
+    free = _free_times(setting, shape, cuts, table.columns)
     late = ending(setting, shape, cuts, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
     bound = setting.total(shape, joined(done, *late)).reshape(size)
@@ -105,14 +93,6 @@ def joined(done: Array, late: Array, update: Array) -> Array:
     return (done + late).max(axis=1) + update.max(axis=1)
 
 
-def columns_of(table: Prices | Table) -> Columns:
-    """What bounds need of every choice with nothing repeated; of a table, its one ideal choice."""
-    if isinstance(table, Prices):
-        return table.forward[0], table.backward[0], table.weight, table.passed_on
-    ideal = (table.forward, table.backward, 0 * table.backward, table.passed_on)
-    return tuple(column[:, None] for column in ideal)
-
-
 def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Columns) -> StageTimes:
     """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
     forward, backward, weight, passed_on = columns
@@ -121,7 +101,7 @@ def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Colum
     held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
 
     def total(per_sort: Array) -> Array:
-        return np.einsum("qks,sc->qck", held, per_sort).reshape(len(cuts) * count, shape.stages)
+        return (per_sort.T @ held.transpose(0, 2, 1)).reshape(len(cuts) * count, shape.stages)
 
     moved = np.moveaxis(passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
     send = sends(setting, shape, moved.reshape(len(cuts) * count, shape.stages - 1))
@@ -147,7 +127,7 @@ def ending(
     present = held > 0
 
     def total(per_sort: Array) -> Array:
-        return np.einsum("qgs,sc->qcg", held, per_sort).reshape(-1, shape.groups)
+        return (per_sort.T @ held.transpose(0, 2, 1)).reshape(-1, shape.groups)
 
     def once(per_sort: Array) -> Array:
         """Latency does not depend on how much a layer holds, so that few rows differ."""
@@ -179,34 +159,42 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices
     room = setting.room
     held = _group_counts(setting, shape, cuts)
     every = held.sum(axis=2)
-    seconds = np.einsum("qgs,rsc->rqgc", every, table.forward + table.backward)
+    seconds = _summed(every, table.forward + table.backward)
     per_group = alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]  # (group, its stage)
-    flying = np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.kept)
+    in_flight = (per_group[None, :, :, None] * held).sum(axis=2)
+    flying = _summed(in_flight, table.kept)
     pieces = _present_pieces(setting, shape, cuts)
     moment = (table.moment[:, None, None] * pieces[None, ..., None]).max(axis=3)
-    states = np.einsum("qgs,sc->qgc", every, table.states)
+    states = _summed(every, table.states)
     base = states + room.overhead + room.loose * received(setting, shape, cuts, table)
     need = base + room.loose * (flying + moment.min(axis=0))
     single = base + room.loose * (flying + moment)
-    host = np.einsum("qgs,sc->qgc", every, table.host)
-    parked = host + np.einsum("qgs,rsc->rqgc", (per_group[None, :, :, None] * held).sum(axis=2), table.parked)
+    parked = _summed(every, table.host) + _summed(in_flight, table.parked)
     fits = (single <= room.memory) & ((parked <= room.host) | (parked <= 0))
     best = np.where(fits, seconds, np.inf).min(axis=0)
-    # Mixed in any proportion: a mode that does not fit beside one that does. One block cannot be mixed.
+    # One block cannot be mixed.
     several = (_runs(setting, shape, cuts) > 1)[..., None]
-    for i in range(len(seconds)):
-        over = need[i] - room.memory
-        if not (over > 0).any():
-            continue
-        for j in range(len(seconds)):
-            spare = room.memory - need[j]
-            usable = several & (over > 0) & (spare >= 0) & (seconds[i] < seconds[j])
-            if usable.any():
-                part = np.where(usable, over / np.maximum(over + spare, 1.0), 1.0)
-                mixed = seconds[i] + (seconds[j] - seconds[i]) * part
-                best = np.where(usable, np.minimum(best, mixed), best)
+    best = _mixed(best, seconds, need - room.memory, several)
     asked = np.maximum(best - seconds[0], 0.0)
     return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
+
+
+def _mixed(best: Array, seconds: Array, over: Array, allowed: Array | bool = True) -> Array:
+    """`best`, or less: layers in any proportion under a mode that does not fit and one that does.
+
+    `over`: (mode, ..) bytes that each mode takes beyond what there is.
+    """
+    for one, beyond in zip(seconds, over, strict=True):
+        usable = allowed & (beyond > 0) & (over <= 0) & (one < seconds)
+        if usable.any():
+            part = beyond / np.maximum(beyond - over, 1.0)
+            best = np.minimum(best, np.where(usable, one + (seconds - one) * part, np.inf).min(axis=0))
+    return best
+
+
+def _summed(layers: Array, each: Array) -> Array:
+    """(.., cuts, group, choice): sums over sorts of (cuts, group, sort) layers times (.., sort, choice)."""
+    return (layers.reshape(-1, layers.shape[-1]) @ each).reshape(*each.shape[:-2], *layers.shape[:2], each.shape[-1])
 
 
 def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
@@ -222,15 +210,10 @@ def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
 
 def _present_pieces(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
     """(cuts, group, piece): 1 where a group runs one."""
-    found = np.stack([_pieces_of(setting, cut) for cut in cuts])
+    known = setting.pieces
+    ranges = [where for cut in cuts for where in pairwise(cut)]
+    for where in set(ranges) - known.keys():
+        known[where] = np.zeros(len(setting.chain.pieces))
+        known[where][setting.chain.pieces_in(*where)] = 1
+    found = np.concatenate([known[where] for where in ranges]).reshape(len(cuts), shape.stages, -1)
     return found[:, stages_of(shape)].max(axis=2)
-
-
-def _pieces_of(setting: Setting, cut: Cuts) -> Array:
-    """(stage, piece): 1 where a stage runs one."""
-    if cut not in setting.pieces:
-        found = np.zeros((len(cut) - 1, len(setting.chain.pieces)))
-        for s, where in enumerate(pairwise(cut)):
-            found[s, setting.chain.pieces_in(*where)] = 1
-        setting.pieces[cut] = found
-    return setting.pieces[cut]

@@ -6,8 +6,8 @@ whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import combinations
+from bisect import bisect_left, bisect_right
+from itertools import combinations, pairwise
 from math import comb
 from typing import Any
 
@@ -22,7 +22,7 @@ _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage
-_GRAIN = 0.01  # of a usual layer: weights are no finer than a twentieth
+_GRAIN = 0.05  # of a usual layer: weights are no finer
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -34,11 +34,12 @@ def places(model: Model, limits: Limits) -> Array:
     return np.array(allowed, dtype=np.int64)
 
 
-def balanced(weights: Array, homes: tuple[int, ...], where: Array, model: Model) -> list[tuple[int, ...]]:
+def balanced(weights: Array, homes: tuple[int, ...], where: Array, between: Array) -> list[tuple[int, ...]]:
     """Cuts that give each group of devices about the same work; each starts with 0 and ends with the last layer.
 
-    `homes` is the group of each stage. Short pipelines of one stage per group also get cuts whose stages grow or shrink
-    along the pipeline: where memory is short, stages that hold more micro-batches take fewer layers.
+    They stand at some places (`where`), or only at those `between` blocks; `homes` is the group of each stage. Short
+    pipelines of one stage per group also get cuts whose stages grow or shrink along the pipeline: where memory is short,
+    stages that hold more micro-batches take fewer layers.
     """
     count, stages = len(weights), len(homes)
     virtual = stages // (max(homes) + 1)
@@ -49,7 +50,6 @@ def balanced(weights: Array, homes: tuple[int, ...], where: Array, model: Model)
         return []
     if comb(len(where), stages - 1) <= _FEW:
         return [(0, *some, count) for some in combinations(where.tolist(), stages - 1)]
-    between = np.intersect1d(where, _between_blocks(model))
     # Many short stages in a group even out: whole blocks are fine enough where there are two or more for each.
     sets = (between,) if virtual > 2 and len(between) >= 2 * stages else (where, between)
     found: dict[tuple[int, ...], None] = {}
@@ -126,7 +126,7 @@ def _packed(total: Array, stages: int, allowed: Array, most: float) -> list[tupl
     count = len(total) - 1
     ahead = np.append(allowed, count)
     behind = np.append(count - allowed[::-1], count)
-    here, there = total[ahead], total[-1] - total[count - behind]
+    here, there = total[ahead].tolist(), (total[-1] - total[count - behind]).tolist()
     best = _least_longest(here, stages, most)
     found = []
     if front := _fill(here, stages, best):
@@ -136,9 +136,9 @@ def _packed(total: Array, stages: int, allowed: Array, most: float) -> list[tupl
     return found
 
 
-def _least_longest(reached: Array, stages: int, most: float) -> float:
-    longest = float(np.diff(reached, prepend=0.0).max())
-    low, high = max(float(reached[-1]) / stages, longest), most
+def _least_longest(reached: list[float], stages: int, most: float) -> float:
+    longest = max(b - a for a, b in pairwise([0.0, *reached]))
+    low, high = max(reached[-1] / stages, longest), most
     while high - low > max(_CLOSE * high, _GRAIN):
         middle = (low + high) / 2
         if _fill(reached, stages, middle):
@@ -148,19 +148,16 @@ def _least_longest(reached: Array, stages: int, most: float) -> float:
     return high
 
 
-def _fill(reached: Array, stages: int, most: float) -> list[int] | None:
+def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
     """Places of the ends of stages as long as `most` allows, each at least one place long; nothing if they end early."""
-    starts = np.concatenate([[0.0], reached])
-    ends = (np.searchsorted(reached, starts + most * (1 + 1e-12), side="right") - 1).tolist()  # from each place
-    found, at = [], -1
+    found, at, here = [], -1, 0.0
+    most *= 1 + 1e-12
     for last in range(len(reached) - stages, len(reached)):
-        end = ends[at + 1]
-        if end > last:
-            end = last
+        end = bisect_right(reached, here + most, at + 1, last + 1) - 1
         if end <= at:
             return None
         found.append(end)
-        at = end
+        at, here = end, reached[end]
     return found if at == len(reached) - 1 else None
 
 
@@ -181,6 +178,7 @@ class Cutter:
         """`known` holds cuts that searches of the same model under the same limits have made."""
         self.model, self.sort, self.counts = model, sort, counts
         self.places = places(model, limits)
+        self.between = np.intersect1d(self.places, _between_blocks(model))
         self.even = not limits.allows("uneven")
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
         self._cuts: Known = {} if known is None else known
@@ -196,7 +194,7 @@ class Cutter:
         key = (homes, self._weights[size, micro_batches])
         if key not in self._cuts:
             each = np.maximum(np.array(key[1]), 1e-3)[self.sort]
-            cut = even(self.model, len(homes)) if self.even else balanced(each, homes, self.places, self.model)
+            cut = even(self.model, len(homes)) if self.even else balanced(each, homes, self.places, self.between)
             self._cuts[key] = cut
         return self._cuts[key]
 
@@ -204,8 +202,7 @@ class Cutter:
         """Cuts that give each group work in inverse proportion to how slow it is; `seconds` are those of each layer."""
         total = np.concatenate([[0.0], np.cumsum(seconds)])
         shares = 1 / slower / (1 / slower).sum()
-        allowed = (self.places, np.intersect1d(self.places, _between_blocks(self.model)))
-        fine = [where for where in allowed if len(where) >= len(homes) - 1]
+        fine = [where for where in (self.places, self.between) if len(where) >= len(homes) - 1]
         return [shared_out(total, homes, where, part, shares) for where in fine for part in PARTS]
 
     def lead(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Array:

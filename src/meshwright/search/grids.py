@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import permutations
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,6 @@ def stage_sizes(job: Job, limits: Limits) -> list[int]:
     return [g for g in (*inside, *across) if g <= job.cluster.devices]
 
 
-@lru_cache(maxsize=8)
 def _sorts(model: Model) -> tuple[Layer, ...]:
     return tuple(layer for layer, _ in alike(model.layers))
 
@@ -97,31 +95,30 @@ def _sorts(model: Model) -> tuple[Layer, ...]:
 def all_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
     """Every grid whose degrees the model, the batch and the cluster allow, before experts are folded over it."""
     sizes = set(stage_sizes(job, limits))
-    tiers = _spans(job, fabric)
-    rows: list[tuple[int, ...]] = []
     replicas = [d for d in divisors(job.global_batch) if limits.keeps("dp", d)]
-    for tp, sp, ulysses, ring in _cuts(job, limits):
-        for dp in replicas:
-            if tp * ulysses * ring * dp in sizes:
-                degrees = (tp, ulysses, ring, dp)
-                rows += [(tp, sp, ulysses, ring, dp, order) for order in _orders(degrees, tiers, limits)]
-    return _made(rows)
+    every = [
+        (tp, sp, ulysses, ring, dp)
+        for tp, sp, ulysses, ring in _cuts(job, limits)
+        for dp in replicas
+        if tp * ulysses * ring * dp in sizes
+    ]
+    return _placed(every, _spans(job, fabric), limits)
 
 
 def bare_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
     """Every way to cut one replica, whatever the cluster: for bounds."""
-    tiers = _spans(job, fabric)
-    rows: list[tuple[int, ...]] = []
-    for tp, sp, ulysses, ring in _cuts(job, limits):
-        orders = _orders((tp, ulysses, ring, 1), tiers, limits) or (0,)
-        rows += [(tp, sp, ulysses, ring, 1, order) for order in orders]
-    return _made(rows)
+    every = [(tp, sp, ulysses, ring, 1) for tp, sp, ulysses, ring in _cuts(job, limits)]
+    return _placed(every, _spans(job, fabric), limits, anyhow=True)
 
 
-def _made(rows: list[tuple[int, ...]]) -> Grids:
-    made = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    ones = np.ones(made.shape[1], dtype=np.int64)
-    return Grids(made[0], made[1], made[2], made[3], made[4], ones, ones, made[5])
+def _placed(every: list[tuple[int, ...]], tiers: tuple[int, ...], limits: Limits, *, anyhow: bool = False) -> Grids:
+    """Grids of (tp, sp, ulysses, ring, dp) with every order of their axes; `anyhow`: the default one where none may be."""
+    tp, sp, ulysses, ring, dp = np.array(every, dtype=np.int64).reshape(-1, 5).T
+    may = _orders(np.stack([tp, ulysses, ring, dp]), tiers, len(ORDERS) if limits.allows("placement") else 1)
+    may[0] |= anyhow & ~may.any(axis=0)
+    rows, order = np.nonzero(may.T)
+    ones = np.ones(len(rows), dtype=np.int64)
+    return Grids(tp[rows], sp[rows], ulysses[rows], ring[rows], dp[rows], ones, ones, order)
 
 
 def _cuts(job: Job, limits: Limits) -> Iterator[tuple[int, int, int, int]]:
@@ -181,42 +178,27 @@ def _spans(job: Job, fabric: Fabric) -> tuple[int, ...]:
     return tuple(sorted({*(tier.span for tier in fabric.tiers if tier.span < size), size}))
 
 
-def _aligned(extent: int, tiers: tuple[int, ...]) -> bool:
-    return all(extent % span == 0 or span % extent == 0 for span in tiers)
+def _orders(degrees: Array, tiers: tuple[int, ...], count: int) -> Array:
+    """(order, grid): whether the axes may lie so, of the first `count` orders; of orders that meet the same links one.
 
-
-@lru_cache(maxsize=65536)
-def _permuted(degrees: tuple[int, ...], tiers: tuple[int, ...]) -> tuple[int, ...]:
-    """Orders of the axes that meet different links, the default one first."""
-    active = [axis for axis, degree in zip(AXES, degrees, strict=True) if degree > 1]
-    size = dict(zip(AXES, degrees, strict=True))
-    seen, found = set(), []
-    for order in permutations(active):
-        extent, inside = 1, {}
-        for axis in order:
-            inside[axis] = tuple(min(max(span // extent, 1), size[axis]) for span in tiers)
-            extent *= size[axis]
-            if not _aligned(extent, tiers):
-                break
-        else:
-            signature = tuple(inside[axis] for axis in active)
-            if signature not in seen:
-                seen.add(signature)
-                found.append(_written(order))
-    return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _written(active: tuple[Axis, ...]) -> int:
-    """The order of all axes that has these in this order: the default one where it does."""
-    return next(i for i, order in enumerate(ORDERS) if tuple(axis for axis in order if axis in active) == active)
-
-
-def _orders(degrees: tuple[int, ...], tiers: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
-    if limits.allows("placement"):
-        return _permuted(degrees, tiers)
-    extents = [prod(degrees[: i + 1]) for i in range(4)]
-    return (0,) if all(_aligned(extent, tiers) for extent in extents) else ()
+    `degrees` are those of AXES, for every grid.
+    """
+    allowed, meet = [], []
+    for order in ORDERS[:count]:
+        extent = np.ones(degrees.shape[1], dtype=np.int64)
+        fine = np.ones(degrees.shape[1], dtype=bool)
+        inside = np.empty((len(AXES), len(tiers), degrees.shape[1]), dtype=np.int64)
+        for axis in (AXES.index(name) for name in order):
+            for tier, span in enumerate(tiers):
+                inside[axis, tier] = np.clip(span // extent, 1, degrees[axis])
+            extent = extent * degrees[axis]
+            for span in tiers:
+                fine &= (extent % span == 0) | (span % extent == 0)
+        for other, links in zip(allowed, meet, strict=True):
+            fine &= ~(other & (links == inside).all(axis=(0, 1)))
+        allowed.append(fine)
+        meet.append(inside)
+    return np.array(allowed)
 
 
 def foldings(job: Job, fabric: Fabric, limits: Limits) -> list[tuple[int, bool]]:

@@ -25,9 +25,10 @@ from meshwright.model import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike, sort_of
 from meshwright.search.modes import Mode
-from meshwright.search.ways import Choices, inside, joined, priced
+from meshwright.search.ways import Choices, joined, priced
 
 Array = Any
+Columns = tuple[Array, Array, Array, Array]  # (sort, choice): forward, backward, weight gradient, bytes passed on
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ class Prices:
         """Of some of the choices."""
         arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
         return Prices(choices=self.choices.take(rows), **arrays)
+
+    @property
+    def columns(self) -> Columns:
+        """What bounds need of every choice with nothing repeated."""
+        return self.forward[0], self.backward[0], self.weight, self.passed_on
 
     def end(self, contention: float) -> Array:
         """(sort, choice): seconds that end a step, where gradients and parameters travel under computation."""
@@ -219,31 +225,6 @@ def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, A
         base = gradient_bytes(list(block), ways.cut, site.runtime) + gathered_bytes(list(block), ways)
         found.append(np.maximum(again, 0.0) + base)
     return np.stack(found, axis=1)
-
-
-def undominated(table: Prices, site: Site) -> Array:
-    """Choices that no other one beats: of grids that cut a layer alike, those that meet better links.
-
-    What differs is where the axes lie: the time of the axes' own collectives, and how many of the devices that hold the
-    same parameters each tier of links joins.
-    """
-    g = table.choices.grids
-    key = np.zeros(len(g), dtype=np.int64)
-    for part in (g.tp, g.sp, g.ulysses, g.ring, g.dp, g.ep, g.etp, table.choices.samples):
-        values, index = np.unique(part, return_inverse=True)
-        key = key * len(values) + index
-    near = [-inside(g, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
-    traits = np.concatenate([table.forward[0], table.backward[0], np.array(near).reshape(-1, len(g))])
-    order = np.lexsort((traits[: len(table.weight)].sum(axis=0), key))
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    kept = []
-    for rows in np.split(order, starts[1:]):
-        best: list[int] = []
-        for row in rows:
-            if not any((traits[:, other] <= traits[:, row]).all() for other in best):
-                best.append(int(row))
-        kept += best
-    return np.sort(np.array(kept, dtype=np.int64))
 
 
 class Priced:

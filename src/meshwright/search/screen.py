@@ -13,6 +13,7 @@ from meshwright.cost.update import update_seconds
 from meshwright.search.bounds import shortest
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Setting, Shape
+from meshwright.search.timed import Timed
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, away, cut_of
 
@@ -20,25 +21,25 @@ Array = Any
 
 
 class Screen:
-    """Choices, priced with nothing repeated, and their sums over the whole model."""
+    """Choices with nothing repeated, and their sums over the whole model."""
 
-    def __init__(self, setting: Setting, rough: Prices, least_end: Array | None = None) -> None:
+    def __init__(self, setting: Setting, table: Prices | Timed, least_end: Array | float = 0.0) -> None:
         """`least_end`: seconds that end a step under any ZeRO level and offload, for choices that have none yet."""
-        every, both = setting.chain.counts[-1], rough.forward[0] + rough.backward[0]
+        forward, backward, weight, _ = table.columns
+        every = setting.chain.counts[-1]
         self.setting = setting
-        self.work = every @ both  # seconds of one micro-batch in all layers
-        none = np.zeros(len(rough.choices))
-        self.update, self.states = (
-            (every @ rough.update, every @ rough.states) if least_end is None else (least_end, none)
-        )
-        self.moved: list[tuple[Array, Array, Array]] = []  # seconds of all layers, of any group at least, and to hide in
-        if least_end is None:
-            for moved, once, window in zip(
-                (rough.reduce, rough.gather), rough.once, (rough.backward[0], rough.forward[0]), strict=True
-            ):
+        self.work = every @ (forward + backward)  # seconds of one micro-batch in all layers
+        self.update, self.states = least_end + 0 * self.work, 0 * self.work
+        self.moved: list[
+            tuple[Array, Array, Array]
+        ] = []  # seconds of all layers, of any group at least, and to hide in
+        if isinstance(table, Prices):
+            self.update, self.states = every @ table.update, every @ table.states
+            windows = (backward, forward)
+            for moved, once, window in zip((table.reduce, table.gather), table.once, windows, strict=True):
                 self.moved.append((every @ moved, once.min(axis=0), every @ window))
-        self.early = (rough.forward[0] / np.maximum(both, 1e-30)).min(axis=0)
-        self.weight = every @ np.minimum(rough.weight, rough.backward[0])
+        self.early = (forward / np.maximum(forward + backward, 1e-30)).min(axis=0)
+        self.weight = every @ np.minimum(weight, backward)
 
     def hopeful(self, shape: Shape, rows: Array, limit: float) -> Array:
         """Of some choices those whose states fit, and that would win if layers could be cut and spread at will."""
@@ -101,10 +102,15 @@ def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -
 
 def least_end(setting: Setting, site: Site, choices: Choices, groups: int) -> Array:
     """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
-    job, layers = setting.job, list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
-    ways = [cut_of(sharded(choices, where), job, setting.runtime) for where in (0.0, 1.0)]
-    here, there = (sum(n * update_seconds(job, [layer], way, site) for layer, n in layers) for way in ways)
+    here, there = (updates(setting, site, sharded(choices, where)) for where in (0.0, 1.0))
     return np.where(holdable(setting, sharded(choices), groups), np.minimum(here, there), there)
+
+
+def updates(setting: Setting, site: Site, choices: Choices) -> Array:
+    """Seconds in which one device would update all layers."""
+    job, ways = setting.job, cut_of(choices, setting.job, setting.runtime)
+    layers = zip(setting.chain.sorts, setting.chain.counts[-1], strict=True)
+    return sum(n * update_seconds(job, [layer], ways, site) for layer, n in layers)
 
 
 def useful(setting: Setting, rough: Prices, parents: Array) -> Array:

@@ -69,7 +69,7 @@ class Setting:
     stagewise: bool = True  # so may stages
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
-    pieces: dict[Cuts, Array] = field(default_factory=dict)  # (stage, piece): what the stages of some cuts run
+    pieces: dict[Range, Array] = field(default_factory=dict)  # (piece,): 1 where a stage of so many layers runs one
 
     @cached_property
     def blocking(self) -> float:
@@ -91,9 +91,15 @@ class Setting:
 
     def total(self, shape: Shape, work: Array) -> Array:
         """The step from the time that the slowest group works."""
-        size = self.job.cluster.groups[0].devices_per_node
-        nodes = max(shape.groups * shape.devices / size, 1)
-        return work * (1 + self.constants.straggler * log2(nodes)) + self.runtime.step_seconds
+        return work * self._slower(shape) + self.runtime.step_seconds
+
+    def within(self, shape: Shape, seconds: float) -> float:
+        """How long the slowest group may work in a step of so many seconds."""
+        return (seconds - self.runtime.step_seconds) / self._slower(shape)
+
+    def _slower(self, shape: Shape) -> float:
+        nodes = max(shape.groups * shape.devices / self.job.cluster.groups[0].devices_per_node, 1)
+        return 1 + self.constants.straggler * log2(nodes)
 
 
 def homes_of(shape: Shape) -> tuple[int, ...]:

@@ -24,8 +24,6 @@ from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule
 from meshwright.search.bounds import (
-    Columns,
-    columns_of,
     least_seconds,
     plain_seconds,
     pooled_seconds,
@@ -38,19 +36,22 @@ from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
-from meshwright.search.prices import Chain, Priced, Prices, prices, undominated
-from meshwright.search.screen import Screen, holdable, hopeless, least_end, useful
+from meshwright.search.prices import Chain, Columns, Priced, Prices, prices
+from meshwright.search.screen import Screen, holdable, hopeless, least_end, updates, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room
 from meshwright.search.tables import Table, tables
+from meshwright.search.timed import Timed, timed, undominated
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
 
 Array = Any
+Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds by (cuts, choice)
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
+_FIRST = 24  # pipelines that are looked at then, and choices of each before there is a plan
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
@@ -164,7 +165,7 @@ class Search:
         """Open tables until none can hold a better plan; first the best choices of all of them."""
         if self.best and sum(len(table.least) for table in waiting) > _MANY:
             self._told(waiting)
-            self._open([table.head(_HEAD) for table in waiting if table.bound < self.limit])
+            self._open([table.head(_HEAD) for table in waiting if table.bound < self.limit], _FIRST)
         while waiting:
             self._told(waiting)
             some = _PROBED if not self.best else len(waiting)
@@ -204,9 +205,11 @@ class Search:
         most = len(self._cutter.places) + 1 if self.limits.allows("pp") else 1
         return min(most, int(self.limits.fixed.get("pp", most)))
 
-    def _open(self, some: list[Table]) -> None:
-        """Look at all pipelines of some tables, in the order of their bounds."""
-        shapes = {(t.size, t.micro_batches): self._shapes(t) for t in some if not self.late}
+    def _open(self, some: list[Table], most: int | None = None) -> None:
+        """Look at all pipelines of some tables, or the `most` of least bound, in the order of their bounds."""
+        hopes = {(t.size, t.micro_batches): self._shapes(t) for t in some if not self.late}
+        worst = sorted(bound for every in hopes.values() for bound, _ in every)[:most]
+        shapes = {key: [shape for bound, shape in every if bound <= worst[-1]] for key, every in hopes.items()}
         some = [t for t in some if shapes.get((t.size, t.micro_batches))]
         if not some:
             return
@@ -214,19 +217,19 @@ class Search:
         full = full.take(np.flatnonzero(~hopeless(self.setting, full, self.most_groups)))
         if not len(full):
             return
-        bare_ = prices(self.job, self.chain, full, self.modes[:1], self.site)
+        bare_ = timed(self.job, self.chain, full, self.site)
         kept = undominated(bare_, self.site)
         full, bare_ = full.take(kept), bare_.take(kept)
         wanted = self._wanted(bare_, shapes)
-        union = np.zeros(len(full), dtype=bool)
-        for _, rows in wanted:
-            union[rows] = True
-        chosen = np.flatnonzero(union)
+        spare = self._spare(bare_, wanted)
+        chosen = np.flatnonzero(spare > 0)
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
-        kept = np.flatnonzero(holdable(self.setting, everything, self.most_groups))
+        parents = chosen[parents]
+        kept = holdable(self.setting, everything, self.most_groups)
+        kept = np.flatnonzero(kept & (updates(self.setting, self.site, everything) < spare[parents]))
         if not len(kept):
             return
-        everything, parents = everything.take(kept), chosen[parents[kept]]
+        everything, parents = everything.take(kept), parents[kept]
         rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
         kept = useful(self.setting, rough, parents)
         everything, parents, rough = everything.take(kept), parents[kept], rough.take(kept)
@@ -238,12 +241,13 @@ class Search:
             mask[rows] = True
             mine = screen.hopeful(shape, np.flatnonzero(mask[parents]), self.limit)
             work = screen.total(shape, mine)
-            mine = mine[self._averaged(shape, work, tuple(column[:, mine] for column in columns_of(rough)))]
+            mine = mine[self._averaged(shape, work, tuple(column[:, mine] for column in rough.columns))]
             if len(mine):
                 items.append((shape, mine, self._quick(rough.take(mine), shape)))
-        self._settle(known, self._pooled(known, items))
+        for part in _halves(items) if not self.best else [items]:
+            self._settle(known, self._pooled(known, part))
 
-    def _wanted(self, bare_: Prices, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
+    def _wanted(self, bare_: Timed, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
         """Every pipeline with the grids that may win in it."""
         counts = self.job.global_batch // bare_.choices.micro_batch
         end = least_end(self.setting, self.site, bare_.choices, self.most_groups)
@@ -255,7 +259,7 @@ class Search:
                 continue
             for shape in some if not self.late else []:
                 rows = screen.hopeful(shape, mine, self.limit)
-                columns = tuple(column[:, rows] for column in columns_of(bare_))
+                columns = tuple(column[:, rows] for column in bare_.columns)
                 part = self._averaged(shape, count * screen.work[rows], columns)
                 if len(part):
                     bound = quick_seconds(self.setting, shape, self.cuts(shape), tuple(c[:, part] for c in columns))
@@ -264,6 +268,15 @@ class Search:
                     found.append((shape, rows[part]))
         return found
 
+    def _spare(self, bare_: Timed, wanted: list[tuple[Shape, Array]]) -> Array:
+        """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
+        work = self.chain.counts[-1] @ (bare_.forward + bare_.backward)
+        spare = np.zeros(len(work))
+        for shape, rows in wanted:
+            left = shape.groups * self.setting.within(shape, self.limit) - shape.micro_batches * work[rows]
+            spare[rows] = np.maximum(spare[rows], left)
+        return spare
+
     def _averaged(self, shape: Shape, work: Array, columns: Columns) -> Array:
         """Choices that may win, judged by the average over the groups of what stands before them and their work."""
         around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
@@ -271,17 +284,17 @@ class Search:
         before = (lead @ around).min(axis=0)
         return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
 
-    def _shapes(self, table: Table) -> list[Shape]:
-        """Pipelines that would win if one choice were best in every respect; looked for once."""
+    def _shapes(self, table: Table) -> list[tuple[float, Shape]]:
+        """Pipelines that would win if one choice were best in every respect, with that bound; looked for once."""
         key = (table.size, table.micro_batches, self._probing)
         if key not in self._hopes:
             self._hopes[key] = list(self._hoped(table))
-        return [shape for bound, shape in self._hopes[key] if bound < self.limit]
+        return [(bound, shape) for bound, shape in self._hopes[key] if bound < self.limit]
 
     def _hoped(self, table: Table) -> Iterator[tuple[float, Shape]]:
         """The same with the bounds of that one choice."""
         setting, size, count = self.setting, table.size, table.micro_batches
-        ideal = columns_of(table)
+        ideal = table.columns
         every = self.chain.counts[-1]
         work = count * float(every @ table.seconds)
         once = {True: float(every @ (table.forward + table.through)), False: work / count}  # gradients apart, or not
@@ -309,8 +322,8 @@ class Search:
         self.explored += bound.size
         return bound
 
-    def _pooled(self, known: Priced, items: list[tuple[Shape, Array, Array]]) -> list[Any]:
-        """A heap of cuts with their choices, by bounds that know how much memory all devices have."""
+    def _pooled(self, known: Priced, items: list[Item]) -> list[Any]:
+        """A heap of pipelines with their choices, by bounds that know how much memory all devices have."""
         waiting: list[Any] = []
         near = [np.flatnonzero((bound < self.limit).any(axis=0)) for _, _, bound in items]
         if not any(len(rows) for rows in near):
@@ -388,3 +401,15 @@ class Search:
     def cuts(self, shape: Shape) -> list[Cuts]:
         """Cuts of the chain into the stages of a shape."""
         return self._cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
+
+
+def _halves(items: list[Item]) -> tuple[list[Item], list[Item]]:
+    """The choices of least bound, and the rest: a first plan rules most out before they are priced under every mode."""
+    first: list[Item] = []
+    rest: list[Item] = []
+    for shape, rows, bound in items:
+        order = np.argsort(bound.min(axis=0), kind="stable")
+        for part, some in ((first, order[:_FIRST]), (rest, order[_FIRST:])):
+            if len(some):
+                part.append((shape, rows[some], bound[:, some]))
+    return first, rest

@@ -6,21 +6,18 @@ all devices. A table also knows the one choice that is as good as the best of it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layer import layer_time
-from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.plan import Job
-from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
-from meshwright.search.prices import Chain
-from meshwright.search.ways import Choices, bare, priced
+from meshwright.search.prices import Chain, Columns
+from meshwright.search.timed import kinds, meeting, passes_of
+from meshwright.search.ways import Choices, bare
 
 Array = Any
 
@@ -47,6 +44,12 @@ class Table:
     def seconds(self) -> Array:
         """(sort,): of both passes."""
         return self.forward + self.backward
+
+    @property
+    def columns(self) -> Columns:
+        """The one ideal choice, as bounds need it."""
+        ideal = (self.forward, self.backward, self.backward - self.through, self.passed_on)
+        return tuple(column[:, None] for column in ideal)
 
     @property
     def early(self) -> float:
@@ -127,8 +130,8 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices)
     Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
     """
     g = choices.grids
-    links = [part for axis in ("tp", "ulysses", "ring") for part in _meeting(g, site, axis)]
-    first, back = _kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
+    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
+    first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
     unique = choices.take(first)
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
     others = [i for i in range(len(chain.sorts)) if i not in experts]
@@ -139,16 +142,6 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices)
     return *found, back
 
 
-def _kinds(*parts: Array) -> tuple[Array, Array]:
-    """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
-    key = np.zeros(len(parts[0]), dtype=np.int64)
-    for part in parts:
-        values, index = np.unique(part, return_inverse=True)
-        key = key * len(values) + index.reshape(-1)
-    _, first, back = np.unique(key, return_index=True, return_inverse=True)
-    return first, back.reshape(-1)
-
-
 def _least_experts(
     job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices, experts: list[int]
 ) -> list[Array]:
@@ -157,7 +150,7 @@ def _least_experts(
     What such a layer takes depends on how many tokens a device has, not on what cuts them.
     """
     g = choices.grids
-    first, back = _kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *_meeting(g, site, "tp"))
+    first, back = kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
     some, u = choices.take(first), g.take(first)
     least = [np.full((len(experts), len(first)), np.inf) for _ in range(4)]
     for ep, same in foldings(job, site.fabric, limits):
@@ -166,24 +159,3 @@ def _least_experts(
         found = passes_of(job, chain, bare(grids, some.samples), site, experts)
         least = [np.minimum(old, new[experts]) for old, new in zip(least, found, strict=True)]
     return [part[:, back] for part in least]
-
-
-def _meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
-    """How many members of an axis each tier of links joins: what decides the time of its collectives."""
-    for tier in site.fabric.tiers[:-1]:
-        yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
-
-
-def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
-    """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
-    bytes passed on; zero for other sorts."""
-    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
-    forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
-    for i in sorts:
-        layer = chain.sorts[i]
-        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
-        passes = layer_passes(layer, time, ways, site)
-        forward[i], backward[i] = (passes.total(when) for when in PASSES)
-        through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
-        passed_on[i] = layer.output_bytes(ways.cut)
-    return forward, backward, through, passed_on

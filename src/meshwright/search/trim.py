@@ -24,7 +24,8 @@ _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters
 def trimmed(job: Job, plan: Plan, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
     """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is."""
     best = (estimate(job, plan, runtime, constants).step_seconds, plan)
-    for order in _ORDERS:
+    used = {name for name in _ORDERS[0] for _, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
+    for order in _ORDERS if len(used) > 1 else _ORDERS[:1]:
         other = plan
         for name in order:
             other = _least(job, other, name, runtime)

@@ -1,0 +1,103 @@
+"""Grids with nothing repeated, sharded or offloaded: seconds of every sort of layer, priced once for grids alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layer import layer_time
+from meshwright.cost.passes import PASSES, layer_passes
+from meshwright.cost.site import Site
+from meshwright.plan import Job
+from meshwright.plan.strategy import Axis
+from meshwright.search.grids import Grids
+from meshwright.search.prices import Chain, Columns
+from meshwright.search.ways import Choices, inside, priced
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Arrays of (sort, choice)."""
+
+    choices: Choices
+    forward: Array  # seconds of one micro-batch
+    backward: Array
+    through: Array  # of the backward pass, what the layers before wait for
+    passed_on: Array  # bytes handed to the next layer
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What bounds need of every choice."""
+        return self.forward, self.backward, self.backward - self.through, self.passed_on
+
+    def take(self, rows: Array) -> Timed:
+        """Of some of the choices."""
+        arrays = (self.forward, self.backward, self.through, self.passed_on)
+        return Timed(self.choices.take(rows), *(array[:, rows] for array in arrays))
+
+
+def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
+    """Time all choices; data parallelism does not matter, so that few of them differ."""
+    g = choices.grids
+    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
+    first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, g.ep, g.etp, choices.samples, *links)
+    found = passes_of(job, chain, choices.take(first), site, range(len(chain.sorts)))
+    return Timed(choices, *(part[:, back] for part in found))
+
+
+def kinds(*parts: Array) -> tuple[Array, Array]:
+    """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
+    key = np.zeros(len(parts[0]), dtype=np.int64)
+    for part in parts:
+        values, index = np.unique(part, return_inverse=True)
+        key = key * len(values) + index.reshape(-1)
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back.reshape(-1)
+
+
+def meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
+    """How many members of an axis each tier of links joins: what decides the time of its collectives."""
+    for tier in site.fabric.tiers[:-1]:
+        yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
+
+
+def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+    """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
+    bytes passed on; zero for other sorts."""
+    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
+    forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
+    for i in sorts:
+        layer = chain.sorts[i]
+        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
+        passes = layer_passes(layer, time, ways, site)
+        forward[i], backward[i] = (passes.total(when) for when in PASSES)
+        through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
+        passed_on[i] = layer.output_bytes(ways.cut)
+    return forward, backward, through, passed_on
+
+
+def undominated(table: Timed, site: Site) -> Array:
+    """Choices that no other one beats: of grids that cut a layer alike, those that meet better links.
+
+    What differs is where the axes lie: the time of the axes' own collectives, and how many of the devices that hold the
+    same parameters each tier of links joins.
+    """
+    g = table.choices.grids
+    _, kind = kinds(g.tp, g.sp, g.ulysses, g.ring, g.dp, g.ep, g.etp, table.choices.samples)
+    near = [-inside(g, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
+    traits = np.concatenate([table.forward, table.backward, np.array(near).reshape(-1, len(g))])
+    order = np.lexsort((table.forward.sum(axis=0) + table.backward.sum(axis=0), kind))
+    kept = np.ones(len(g), dtype=bool)
+    for step in range(1, len(g)):  # against the choice so many places before, if it is of the same kind
+        same = np.flatnonzero(kind[order[:-step]] == kind[order[step:]])
+        if not len(same):
+            break
+        better, worse = order[same], order[same + step]
+        kept[worse[(traits[:, better] <= traits[:, worse]).all(axis=0)]] = False
+    return np.flatnonzero(kept)
