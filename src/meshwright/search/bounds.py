@@ -6,7 +6,6 @@ devices in one pool; with the memory of each group of devices.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -210,10 +209,7 @@ def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
 
 def _present_pieces(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
     """(cuts, group, piece): 1 where a group runs one."""
-    known = setting.pieces
-    ranges = [where for cut in cuts for where in pairwise(cut)]
-    for where in set(ranges) - known.keys():
-        known[where] = np.zeros(len(setting.chain.pieces))
-        known[where][setting.chain.pieces_in(*where)] = 1
-    found = np.concatenate([known[where] for where in ranges]).reshape(len(cuts), shape.stages, -1)
+    where = np.array(cuts)
+    found = setting.chain.present(where[:, :-1].reshape(-1), where[:, 1:].reshape(-1))
+    found = found.reshape(len(cuts), shape.stages, -1)
     return found[:, stages_of(shape)].max(axis=2)

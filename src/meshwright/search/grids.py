@@ -7,7 +7,7 @@ the same links; of two orders that meet the same links one is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import permutations
@@ -111,7 +111,7 @@ def bare_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
     return _placed(every, _spans(job, fabric), limits, anyhow=True)
 
 
-def _placed(every: list[tuple[int, ...]], tiers: tuple[int, ...], limits: Limits, *, anyhow: bool = False) -> Grids:
+def _placed(every: Sequence[tuple[int, ...]], tiers: tuple[int, ...], limits: Limits, *, anyhow: bool = False) -> Grids:
     """Grids of (tp, sp, ulysses, ring, dp) with every order of their axes; `anyhow`: the default one where none may be."""
     tp, sp, ulysses, ring, dp = np.array(every, dtype=np.int64).reshape(-1, 5).T
     may = _orders(np.stack([tp, ulysses, ring, dp]), tiers, len(ORDERS) if limits.allows("placement") else 1)
@@ -183,7 +183,8 @@ def _orders(degrees: Array, tiers: tuple[int, ...], count: int) -> Array:
 
     `degrees` are those of AXES, for every grid.
     """
-    allowed, meet = [], []
+    allowed: list[Array] = []
+    meet: list[Array] = []
     for order in ORDERS[:count]:
         extent = np.ones(degrees.shape[1], dtype=np.int64)
         fine = np.ones(degrees.shape[1], dtype=bool)

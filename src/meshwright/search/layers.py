@@ -167,7 +167,7 @@ def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
     rows, modes = (np.array([way[i] for way in ways]) for i in (0, 1))
     sort = chain.sort
     time = _seconds(search, found)[modes, :, rows].T[sort]
-    whole = np.array([chain.pieces_in(*_block(search, i))[0] for i in range(len(sort))])
+    whole = np.array([chain.pieces_in(first, last)[0] for first, last in chain.block.tolist()])
     passed = table.passed_on[:, rows][sort]
     send = np.zeros_like(passed)
     if shape.groups > 1:
@@ -193,17 +193,6 @@ def _buffers(search: Search, found: Found) -> Array:
         return np.zeros(stages)
     each = search.setting.room.loose * found.shape.micro_batches * float(found.table.received[:, found.row].max())
     return each * (2.0 - (np.arange(stages) == 0) - (np.arange(stages) == stages - 1))
-
-
-def _block(search: Search, layer: int) -> tuple[int, int]:
-    """The range of the block a layer stands in."""
-    layers = search.job.model.layers
-    name, low, high = layers[layer].block, layer, layer + 1
-    while name and low > 0 and layers[low - 1].block == name:
-        low -= 1
-    while name and high < len(layers) and layers[high].block == name:
-        high += 1
-    return low, high
 
 
 def _span(search: Search, found: Found, way: Way, layers: str, mode: Mode) -> Span:

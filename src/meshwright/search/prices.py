@@ -39,43 +39,56 @@ class Chain:
     sorts: tuple[Layer, ...]
     sort: Array  # of each layer
     pieces: tuple[tuple[Layer, ...], ...]  # sorts of blocks, and of their parts; layers outside blocks stand alone
-    _block: Array  # of each layer: the number of its block
-    _kinds: dict[tuple[object, ...], int]  # sorts of layers in a row -> the piece
+    block: Array  # (layer, 2): where its block begins, and where it ends
+    _kinds: Array  # (layer, layers): the piece that so many layers of a block from here on are
     _found: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @staticmethod
     def of(model: Model) -> Chain:
         sorts = [layer for layer, _ in alike(model.layers)]
         index = {sort_of(layer): i for i, layer in enumerate(sorts)}
-        members: dict[str, list[Layer]] = {}
-        for layer in model.layers:
-            members.setdefault(layer.block or layer.name, []).append(layer)
-        kinds: dict[tuple[object, ...], int] = {}
+        members: dict[str, list[int]] = {}
+        for i, layer in enumerate(model.layers):
+            members.setdefault(layer.block or layer.name, []).append(i)
+        known: dict[tuple[object, ...], int] = {}
         pieces: list[tuple[Layer, ...]] = []
-        for layers in members.values():
-            for low in range(len(layers)):
-                for high in range(low + 1, len(layers) + 1):
-                    key = tuple(map(sort_of, layers[low:high]))
-                    if key not in kinds:
-                        kinds[key] = len(pieces)
-                        pieces.append(tuple(layers[low:high]))
-        number = {name: i for i, name in enumerate(members)}
-        return Chain(
-            model, tuple(sorts), np.array([index[sort_of(layer)] for layer in model.layers]), tuple(pieces),
-            np.array([number[layer.block or layer.name] for layer in model.layers]), kinds,
-        )  # fmt: skip
+        block = np.array([(members[x.block or x.name][0], members[x.block or x.name][-1] + 1) for x in model.layers])
+        kinds = np.zeros((len(model.layers), max(map(len, members.values())) + 1), dtype=np.int64)
+        for first, last in np.unique(block, axis=0).tolist():
+            for low in range(first, last):
+                for high in range(low + 1, last + 1):
+                    key = tuple(map(sort_of, model.layers[low:high]))
+                    if key not in known:
+                        known[key] = len(pieces)
+                        pieces.append(model.layers[low:high])
+                    kinds[low, high - low] = known[key]
+        sort = np.array([index[sort_of(layer)] for layer in model.layers])
+        return Chain(model, tuple(sorts), sort, tuple(pieces), block, kinds)
 
     def pieces_in(self, first: int, last: int) -> Array:
         """Blocks and parts of blocks that some consecutive layers are made of."""
         if (first, last) not in self._found:
-            found = set()
-            start = first
-            for i in range(first + 1, last + 1):
-                if i == last or self._block[i] != self._block[start]:
-                    found.add(self._kinds[tuple(map(sort_of, self.model.layers[start:i]))])
-                    start = i
-            self._found[first, last] = np.array(sorted(found), dtype=np.int64)
+            self._found[first, last] = np.flatnonzero(self.present(np.array([first]), np.array([last]))[0])
         return self._found[first, last]
+
+    def present(self, first: Array, last: Array) -> Array:
+        """(range, piece): whether some consecutive layers are made of it; of ranges of layers from `first` to `last`."""
+        ends = np.minimum(self.block[first, 1], last)  # of the first block, or the part of it
+        begins = np.maximum(self.block[last - 1, 0], ends)  # of the last one, behind it
+        found = self._whole[begins] > self._whole[ends]
+        rows = np.arange(len(first))
+        found[rows, self._kinds[first, ends - first]] = True
+        tail = np.flatnonzero(begins < last)
+        found[tail, self._kinds[begins[tail], (last - begins)[tail]]] = True
+        return found
+
+    @cached_property
+    def _whole(self) -> Array:
+        """(layers + 1, piece): how many whole blocks of each sort end before each place."""
+        one = np.zeros((len(self.sort) + 1, len(self.pieces)), dtype=np.int64)
+        for first, last in np.unique(self.block, axis=0).tolist():
+            one[last, self._kinds[first, last - first]] = 1
+        return np.cumsum(one, axis=0)
 
     @cached_property
     def counts(self) -> Array:

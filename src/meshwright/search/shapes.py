@@ -69,7 +69,6 @@ class Setting:
     stagewise: bool = True  # so may stages
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
-    pieces: dict[Range, Array] = field(default_factory=dict)  # (piece,): 1 where a stage of so many layers runs one
 
     @cached_property
     def blocking(self) -> float:

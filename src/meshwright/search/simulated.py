@@ -31,7 +31,8 @@ def best_of(
     known = {} if known is None else known
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
-    settled = [_settle(setting, shape, cuts, table, modes, group, known) for group in range(shape.groups)]
+    most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
+    settled = [_settle(setting, shape, cuts, table, modes, group, known, most) for group in range(shape.groups)]
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):
@@ -81,7 +82,7 @@ def _taken(settled: Settled, rows: Array) -> Settled:
 
 def _settle(
     setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], group: int,
-    known: dict[object, Settled],
+    known: dict[object, Settled], most: float,
 ) -> Settled:  # fmt: skip
     """The modes of one group; groups with the same layers and as much in flight are settled once."""
     held = shape.ranges(cuts, group)
@@ -94,7 +95,9 @@ def _settle(
         same = known[key]
         return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
     buffers = received(setting, shape, [cuts], table)[0, group]
-    found = settle(setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed)
+    found = settle(
+        setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most
+    )
     if more is None:
         known[key] = found
     return found

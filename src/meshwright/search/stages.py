@@ -8,6 +8,7 @@ looks at every pair of modes and every such block.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,12 @@ def extras(job: Job, chain: Chain, table: Prices, held: list[Range], runtime: Ru
 
 def settle(
     chain: Chain, table: Prices, modes: list[Mode], held: list[Range], mixes: tuple[tuple[int, ...], ...], room: Room,
-    more: Extras | None, received: Array, *, mixed: bool,
+    more: Extras | None, received: Array, *, mixed: bool, most: float = np.inf,
 ) -> Settled:  # fmt: skip
     """The fastest modes that fit, for every choice of a table.
 
-    `mixes` says how many micro-batches of each stage are alive at once, `received` what its input buffers take.
+    `mixes` says how many micro-batches of each stage are alive at once, `received` what its input buffers take. Where
+    they take `most` seconds or more, slower ones may do.
     """
     count = len(table.choices)
     best = _Best(count)
@@ -126,7 +128,9 @@ def settle(
                 held[0][1],
             )
         elif splits := _splits(chain, *held[0]):
-            _try_splits(best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room)
+            _try_splits(
+                best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room, most
+            )
     return best.settled(chain, table, held)
 
 
@@ -173,15 +177,15 @@ class _Best:
         for name, new in (("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split)):
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
-    def offer_splits(self, some: Array, time: Array, need: Array, splits: list[int]) -> None:
-        """The same for some of the choices, from arrays of (split, first mode, second mode, choice)."""
+    def offer_splits(self, some: Array, time: Array, need: Array, pairs: Array, splits: list[int]) -> None:
+        """The same for some of the choices, from arrays of (split, pair, choice)."""
         flat = time.reshape(-1, len(some))
         row = np.argmin(flat, axis=0)
         value = flat[row, np.arange(len(some))]
         better = value < self.cost[some]
         mine = some[better]
-        k, i, j = (index[better] for index in np.unravel_index(row, time.shape[:3]))
-        self.cost[mine], self.first[mine], self.second[mine] = value[better], i, j
+        k, pair = (index[better] for index in np.unravel_index(row, time.shape[:2]))
+        self.cost[mine], self.first[mine], self.second[mine] = value[better], pairs[pair, 0], pairs[pair, 1]
         self.split[mine] = np.array(splits)[k]
         self.least[some] = np.minimum(self.least[some], need.reshape(-1, len(some)).min(axis=0))
 
@@ -192,7 +196,7 @@ class _Best:
             one, two = per_mode[self.first, :, columns], per_mode[self.second, :, columns]
             stages = []
             for low, high in held:
-                middle = np.clip(self.split, low, high)
+                middle = np.minimum(np.maximum(self.split, low), high)
                 head, tail = chain.counts[middle] - chain.counts[low], chain.counts[high] - chain.counts[middle]
                 stages.append((head * one).sum(axis=1) + (tail * two).sum(axis=1))
             found.append(np.stack(stages, axis=1))
@@ -206,17 +210,14 @@ def _try(
     room: Room, split: int,
 ) -> None:  # fmt: skip
     """Offer every mode (one run) or pair of modes (two runs)."""
-    count = len(runs[0][0].time)
-    if runs[1]:
-        both = np.array([(i, j) for i in range(count) for j in range(count) if i != j])
-    else:
-        both = np.array([(i, i) for i in range(count)])
+    both = _pairs(len(runs[0][0].time), two=bool(runs[1]))
     time = sum(part.time for part in runs[0])[both[:, 0]]
     peak = _largest([part.moment for part in runs[0]])[both[:, 0]]
     if runs[1]:
         time = time + sum(part.time for part in runs[1])[both[:, 1]]
         peak = np.maximum(peak, _largest([part.moment for part in runs[1]])[both[:, 1]])
-    kept, parked = (_alive(runs, mixes, both, name) for name in ("kept", "parked"))
+    kept = _alive(runs, mixes, both, "kept")
+    parked = _alive(runs, mixes, both, "parked") if any(part.parked.any() for run in runs for part in run) else 0.0
     need = base + room.loose * (kept + peak)
     away = on_host + parked
     ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
@@ -227,10 +228,15 @@ def _try(
 
 def _try_splits(
     best: _Best, chain: Chain, table: Prices, whole: _Parts, where: Range, splits: list[int], alive: int, base: Array,
-    on_host: Array, room: Room,
+    on_host: Array, room: Room, most: float,
 ) -> None:  # fmt: skip
     """Offer every pair of modes before and after every block of a stage, to choices that must repeat something."""
-    some = np.flatnonzero(~best.plain)
+    # A mode that is no faster than what fits alone wins nothing beside another such one.
+    fast = (whole.time < np.minimum(best.cost, most)) & ~best.plain
+    some, pairs = np.flatnonzero(fast.any(axis=0)), _pairs(len(fast), two=True)
+    pairs = pairs[fast.any(axis=1)[pairs].any(axis=1)]
+    if not len(some):
+        return
     head = chain.counts[splits] - chain.counts[where[0]]  # (split, sort)
     tail = chain.counts[where[1]] - chain.counts[splits]
     first = whole.kept[:, some] - sums(
@@ -238,24 +244,25 @@ def _try_splits(
     )  # what the stage's first layers keep besides
 
     def both(per_sort: Array, more: Array | float = 0.0) -> Array:
-        """(split, mode before, mode after, choice)"""
+        """(split, pair, choice)"""
         one, two = (np.einsum("ks,rsc->krc", counts, per_sort[..., some]) for counts in (head, tail))
-        return (one + more)[:, :, None] + two[:, None]
+        return (one + more)[:, pairs[:, 0]] + two[:, pairs[:, 1]]
 
-    def peak(pieces: list[Array]) -> Array:
-        return np.stack([table.moment[:, rows][..., some].max(axis=1) for rows in pieces])
+    def peak(pieces: list[Array], modes: Array) -> Array:
+        found = np.stack([table.moment[:, rows][..., some].max(axis=1) for rows in pieces])
+        return found[:, modes]
 
     moment = np.maximum(
-        peak([chain.pieces_in(where[0], split) for split in splits])[:, :, None],
-        peak([chain.pieces_in(split, where[1]) for split in splits])[:, None],
+        peak([chain.pieces_in(where[0], split) for split in splits], pairs[:, 0]),
+        peak([chain.pieces_in(split, where[1]) for split in splits], pairs[:, 1]),
     )
     need = base[some] + room.loose * (alive * both(table.kept, first) + moment)
-    away = on_host[some] + alive * both(table.parked)
-    time = both(table.forward + table.backward)
-    time[~((need <= room.memory) & ((away <= room.host) | (away <= 0)))] = np.inf
-    modes = np.arange(time.shape[1])
-    time[:, modes, modes] = np.inf
-    best.offer_splits(some, time, need, splits)
+    fits = need <= room.memory
+    if table.parked.any() or on_host.any():
+        away = on_host[some] + alive * both(table.parked)
+        fits &= (away <= room.host) | (away <= 0)
+    time = np.where(fits, both(table.forward + table.backward), np.inf)
+    best.offer_splits(some, time, need, pairs, splits)
 
 
 def _largest(arrays: list[Array]) -> Array:
@@ -267,15 +274,19 @@ def _largest(arrays: list[Array]) -> Array:
 
 def _alive(runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], both: Array, name: str) -> Array:
     """Bytes of all micro-batches that are alive, at the mix that takes most."""
-    most: Array = 0.0
-    for k in range(len(mixes[0])):
-        total = sum(n * getattr(part, name) for n, part in zip(mixes[0][k], runs[0], strict=True))[both[:, 0]]
-        if runs[1]:
-            total = (
-                total + sum(n * getattr(part, name) for n, part in zip(mixes[1][k], runs[1], strict=True))[both[:, 1]]
-            )
-        most = np.maximum(most, total)
-    return most
+    total: Array = 0.0  # (mix, pair, choice)
+    for side, (run, mix) in enumerate(zip(runs, mixes, strict=True)):
+        if run:
+            each = np.array([getattr(part, name) for part in run])
+            held = (np.array(mix, dtype=float) @ each.reshape(len(run), -1)).reshape(len(mix), *each.shape[1:])
+            total = total + held[:, both[:, side]]
+    return total.max(axis=0)
+
+
+@lru_cache(maxsize=64)
+def _pairs(count: int, *, two: bool) -> Array:
+    """Modes of a first and a second run: the same, or two."""
+    return np.array([(i, j) for i in range(count) for j in range(count) if (i != j) == two])
 
 
 def _splits(chain: Chain, first: int, last: int) -> list[int]:
