@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
@@ -22,7 +23,7 @@ from meshwright.errors import DoesNotFit
 from meshwright.model import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
 from meshwright.plan.estimate import StageMemory
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plan.spans import alike, layers_of, sort_of
 from meshwright.units import size
 
 OURS = RUNTIMES["meshwright"]
@@ -141,8 +142,8 @@ def _device_memory(
     spans = [span for s in mine for span in pipeline.stages[s].spans]
     cuts = [cut_of(span, share(span), job, runtime) for span in spans]
     states, moment = Bytes(), Transient()
-    for span in spans:
-        states += _states(job, span, copies, runtime)
+    for span, number in _alike(job, spans, copies):
+        states += _states(job, span, copies, runtime) * number
         moment = moment.fuller(transient(job, span, share(span), runtime))
     working = moment.working + weight_gradient_buffers(job, spans, cuts, runtime)
     communication = moment.communication + _receive_buffers(job, pipeline, mine, runtime)
@@ -162,6 +163,17 @@ def _device_memory(
         context=0 if home.device.architecture == "cpu" else round(runtime.context),
         host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
+
+
+def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, int]]:
+    """One of each sort of span, with how many there are: where layers choose for themselves, many spans are short."""
+    found: dict[tuple[object, ...], tuple[Span, int]] = {}
+    for span in spans:
+        layers = layers_of(job.model, span.layers) if len(spans) > 1 else ()
+        sorts = tuple((*sort_of(layer), layer.name in copies) for layer in layers)
+        first, number = found.get((replace(span, layers=""), sorts), (span, 0))
+        found[replace(span, layers=""), sorts] = (first, number + 1)
+    return list(found.values())
 
 
 def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Runtime) -> float:
@@ -241,10 +253,15 @@ def _kept_by_span(
 ) -> Iterator[tuple[Span, float]]:
     """What each span keeps; what came from an encoder elsewhere once per stage, in the first span that reads it."""
     read = set(held)
+    known: dict[tuple[object, ...], float] = {}  # by strategy and sorts of layers
     for span in pipeline.stages[stage].spans:
         cut = cut_of(span, 1, job, runtime)  # bytes are linear in samples
-        kept = _kept(job, span, cut)
-        readers = [layer for layer in layers_of(job.model, span.layers) if layer.reads and layer.reads not in read]
+        layers = layers_of(job.model, span.layers)
+        sort = (replace(span, layers=""), *map(sort_of, layers))
+        if sort not in known:
+            known[sort] = _kept(job, span, cut)
+        kept = known[sort]
+        readers = [layer for layer in layers if layer.reads and layer.reads not in read]
         if readers:
             read.add(readers[0].reads)
             kept += readers[0].input_bytes(cut)

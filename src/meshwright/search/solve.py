@@ -36,7 +36,7 @@ from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
-from meshwright.search.prices import Chain, Columns, Priced, Prices, prices
+from meshwright.search.prices import Chain, Columns, Priced, prices
 from meshwright.search.screen import Screen, holdable, hopeless, least_end, updates, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
@@ -47,7 +47,7 @@ from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
 
 Array = Any
-Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds by (cuts, choice)
+Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
@@ -240,12 +240,13 @@ class Search:
             mask = np.zeros(len(full), dtype=bool)
             mask[rows] = True
             mine = screen.hopeful(shape, np.flatnonzero(mask[parents]), self.limit)
-            work = screen.total(shape, mine)
-            mine = mine[self._averaged(shape, work, tuple(column[:, mine] for column in rough.columns))]
-            if len(mine):
-                items.append((shape, mine, self._quick(rough.take(mine), shape)))
+            columns = tuple(column[:, mine] for column in rough.columns)
+            bound = self._averaged(shape, screen.total(shape, mine), columns)
+            near = np.flatnonzero(bound < self.limit)
+            if len(near):
+                items.append((shape, mine[near], bound[near]))
         for part in _halves(items) if not self.best else [items]:
-            self._settle(known, self._pooled(known, part))
+            self._settle(known, self._bounded(known, part))
 
     def _wanted(self, bare_: Timed, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
         """Every pipeline with the grids that may win in it."""
@@ -260,7 +261,7 @@ class Search:
             for shape in some if not self.late else []:
                 rows = screen.hopeful(shape, mine, self.limit)
                 columns = tuple(column[:, rows] for column in bare_.columns)
-                part = self._averaged(shape, count * screen.work[rows], columns)
+                part = np.flatnonzero(self._averaged(shape, count * screen.work[rows], columns) < self.limit)
                 if len(part):
                     bound = quick_seconds(self.setting, shape, self.cuts(shape), tuple(c[:, part] for c in columns))
                     part = part[(bound < self.limit).any(axis=0)]
@@ -278,11 +279,11 @@ class Search:
         return spare
 
     def _averaged(self, shape: Shape, work: Array, columns: Columns) -> Array:
-        """Choices that may win, judged by the average over the groups of what stands before them and their work."""
+        """(choice,): no plan is faster, by the average over the groups of what stands before them and their work."""
         around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
         lead = self._cutter.lead(homes_of(shape), shape.devices, shape.micro_batches)
         before = (lead @ around).min(axis=0)
-        return np.flatnonzero(self.setting.total(shape, (before + work) / shape.groups) < self.limit)
+        return self.setting.total(shape, (before + work) / shape.groups)
 
     def _shapes(self, table: Table) -> list[tuple[float, Shape]]:
         """Pipelines that would win if one choice were best in every respect, with that bound; looked for once."""
@@ -310,31 +311,29 @@ class Search:
                 cuts = self.cuts(shape)
                 if not cuts:
                     continue
-                if not len(self._averaged(shape, np.array([work]), ideal)):
+                if self._averaged(shape, np.array([work]), ideal)[0] >= self.limit:
                     continue
                 bound = float(quick_seconds(setting, shape, cuts, ideal).min())
                 if bound < self.limit:
                     yield bound, shape
 
-    def _quick(self, part: Prices, shape: Shape) -> Array:
-        """(cuts, choice): bounds with the bubble of the schedule and the end of the step."""
-        bound = plain_seconds(self.setting, shape, self.cuts(shape), part)
-        self.explored += bound.size
-        return bound
-
-    def _pooled(self, known: Priced, items: list[Item]) -> list[Any]:
-        """A heap of pipelines with their choices, by bounds that know how much memory all devices have."""
+    def _bounded(self, known: Priced, items: list[Item]) -> list[Any]:
+        """A heap of pipelines with their choices, by bounds with the memory of all devices, then with the bubble of the
+        schedule and the end of the step."""
         waiting: list[Any] = []
-        near = [np.flatnonzero((bound < self.limit).any(axis=0)) for _, _, bound in items]
-        if not any(len(rows) for rows in near):
-            return waiting
-        known.take(np.unique(np.concatenate([rows[some] for (_, rows, _), some in zip(items, near, strict=True)])))
-        for (shape, rows, bound), some in zip(items, near, strict=True):
-            if not len(some) or self.late:
+        items = [(shape, rows[least < self.limit], least[least < self.limit]) for shape, rows, least in items]
+        if items:
+            known.take(np.unique(np.concatenate([rows for _, rows, _ in items])))
+        for shape, rows, least in items:
+            if self.late or not len(rows):
                 continue
-            cuts = self.cuts(shape)
-            least = pooled_seconds(self.setting, shape, cuts, known.take(rows[some]))
-            least = np.maximum(bound[:, some].min(axis=0), least)
+            cuts, table = self.cuts(shape), known.take(rows)
+            self.explored += len(cuts) * len(rows)
+            least = np.maximum(least, pooled_seconds(self.setting, shape, cuts, table))
+            some = np.flatnonzero(least < self.limit)
+            if not len(some):
+                continue
+            least = np.maximum(least[some], plain_seconds(self.setting, shape, cuts, table.take(some)).min(axis=0))
             order = np.argsort(least, kind="stable")
             order = order[least[order] < self.limit]
             if len(order):
@@ -408,8 +407,8 @@ def _halves(items: list[Item]) -> tuple[list[Item], list[Item]]:
     first: list[Item] = []
     rest: list[Item] = []
     for shape, rows, bound in items:
-        order = np.argsort(bound.min(axis=0), kind="stable")
+        order = np.argsort(bound, kind="stable")
         for part, some in ((first, order[:_FIRST]), (rest, order[_FIRST:])):
             if len(some):
-                part.append((shape, rows[some], bound[:, some]))
+                part.append((shape, rows[some], bound[some]))
     return first, rest
