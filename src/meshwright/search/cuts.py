@@ -17,6 +17,7 @@ from meshwright.model import Model
 from meshwright.search.limits import Limits
 
 Array = Any
+Parted = dict[tuple[int, int, bool], list[tuple[int, ...]]]  # cuts by stages, tilts, and whether blocks may be cut
 Known = dict[tuple[tuple[int, ...], tuple[float, ...]], list[tuple[int, ...]]]  # cuts by homes and weights
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
@@ -34,13 +35,17 @@ def places(model: Model, limits: Limits) -> Array:
     return np.array(allowed, dtype=np.int64)
 
 
-def balanced(weights: Array, homes: tuple[int, ...], where: Array, between: Array) -> list[tuple[int, ...]]:
+def balanced(
+    weights: Array, homes: tuple[int, ...], where: Array, between: Array, known: Parted | None = None
+) -> list[tuple[int, ...]]:
     """Cuts that give each group of devices about the same work; each starts with 0 and ends with the last layer.
 
     They stand at some places (`where`), or only at those `between` blocks; `homes` is the group of each stage. Short
     pipelines of one stage per group also get cuts whose stages grow or shrink along the pipeline: where memory is short,
-    stages that hold more micro-batches take fewer layers.
+    stages that hold more micro-batches take fewer layers. `known` keeps what does not depend on the groups, for calls
+    with the same weights and places.
     """
+    known = {} if known is None else known
     count, stages = len(weights), len(homes)
     virtual = stages // (max(homes) + 1)
     tilts = _TILTS if virtual == 1 and stages <= _TILTED else _TILTS[:1]
@@ -53,14 +58,18 @@ def balanced(weights: Array, homes: tuple[int, ...], where: Array, between: Arra
     # Many short stages in a group even out: whole blocks are fine enough where there are two or more for each.
     sets = (between,) if virtual > 2 and len(between) >= 2 * stages else (where, between)
     found: dict[tuple[int, ...], None] = {}
+    total = np.concatenate([[0.0], np.cumsum(weights)])
     for allowed in sets:
         if len(allowed) < stages - 1:
             continue
-        total = np.concatenate([[0.0], np.cumsum(weights)])
-        some = [_rounded(total, stages, allowed, tilt) for tilt in tilts]
-        some += [shared_out(total, homes, allowed, 1.0)] if virtual > 1 else []
-        longest = float(np.diff(total[list(some[0])]).max())
-        found.update(dict.fromkeys([*some, *_packed(total, stages, allowed, longest)]))
+        key = (stages, len(tilts), allowed is where)
+        if key not in known:
+            some = [_rounded(total, stages, allowed, tilt) for tilt in tilts]
+            longest = float(np.diff(total[list(some[0])]).max())
+            known[key] = [*some, *_packed(total, stages, allowed, longest)]
+        found.update(dict.fromkeys(known[key]))
+        if virtual > 1:
+            found[shared_out(total, homes, allowed, 1.0)] = None
     return list(found)
 
 
@@ -182,6 +191,7 @@ class Cutter:
         self.even = not limits.allows("uneven")
         self._weights: dict[tuple[int, int], tuple[float, ...]] = {}
         self._cuts: Known = {} if known is None else known
+        self._parted: dict[tuple[float, ...], Parted] = {}  # by weights
         self._leads: dict[tuple[tuple[int, ...], tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
@@ -194,8 +204,11 @@ class Cutter:
         key = (homes, self._weights[size, micro_batches])
         if key not in self._cuts:
             each = np.maximum(np.array(key[1]), 1e-3)[self.sort]
-            cut = even(self.model, len(homes)) if self.even else balanced(each, homes, self.places, self.between)
-            self._cuts[key] = cut
+            if self.even:
+                self._cuts[key] = even(self.model, len(homes))
+            else:
+                parted = self._parted.setdefault(key[1], {})
+                self._cuts[key] = balanced(each, homes, self.places, self.between, parted)
         return self._cuts[key]
 
     def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:

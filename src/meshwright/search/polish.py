@@ -29,13 +29,16 @@ _ANYWHERE = 17  # cuts; of longer pipelines layers go to a neighbour, or the nex
 _TRIED = 6  # neighbours that are simulated in each round
 
 
-def polished(setting: Setting, places: list[int], modes: list[Mode], found: Found, tried: int = _TRIED) -> Found:
+def polished(
+    setting: Setting, places: list[int], modes: list[Mode], found: Found, tried: int = _TRIED,
+    known: dict[object, Settled] | None = None,
+) -> Found:  # fmt: skip
     """The same choice with cuts that are better than some of their neighbours, the `tried` most promising of each.
 
-    `places` are those where a cut may stand.
+    `places` are those where a cut may stand; `known` keeps how groups were settled, for calls with the same choice.
     """
     rounds = _ROUNDS if found.shape.stages <= _SHORT else 2
-    known: dict[object, Settled] = {}
+    known = {} if known is None else known
     best = found
     for _ in range(rounds if found.shape.stages > 1 else 0):
         better = _better(setting, places, modes, found, known, tried)
@@ -46,11 +49,12 @@ def polished(setting: Setting, places: list[int], modes: list[Mode], found: Foun
     return best
 
 
-def started(setting: Setting, cutter: Cutter, modes: list[Mode], found: Found, cuts: list[Cuts]) -> list[Found]:
+def started(
+    setting: Setting, cutter: Cutter, modes: list[Mode], found: Found, cuts: list[Cuts], known: dict[object, Settled]
+) -> list[Found]:
     """The same choice with other cuts, fastest first: some given ones, and those that weigh how much slower memory
     makes each group."""
     shape, table = found.shape, found.table.take(np.array([found.row]))
-    known: dict[object, Settled] = {}
     seen: dict[Cuts, Found | None] = {found.cuts: found}
     best, waiting = found, cuts
     for _ in range(_BALANCED):

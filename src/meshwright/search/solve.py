@@ -40,7 +40,7 @@ from meshwright.search.prices import Chain, Columns, Priced, prices
 from meshwright.search.screen import Screen, holdable, hopeless, least_end, updates, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
-from meshwright.search.stages import Room
+from meshwright.search.stages import Room, Settled
 from meshwright.search.tables import Table, tables
 from meshwright.search.timed import Timed, timed, undominated
 from meshwright.search.timing import SPLIT
@@ -184,9 +184,10 @@ class Search:
         for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
             if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
-            starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape))
+            known: dict[object, Settled] = {}
+            starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape), known)
             for start in starts[: _STARTS if found.shape.stages > _FEW else 2 * _STARTS]:
-                self._keep(polished(self.setting, self.places, self.modes, start, _TRIED))
+                self._keep(polished(self.setting, self.places, self.modes, start, _TRIED, known))
 
     def _told(self, waiting: list[Table]) -> None:
         self.bound = min([table.bound for table in waiting] + [self.limit])
