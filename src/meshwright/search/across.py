@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, permutations, product
 from typing import Any
 
@@ -241,8 +242,8 @@ class _Balance:
 
     def _value(self, cuts: Cuts) -> tuple[float, list[float]]:
         """Seconds of the step and of each stage, under the choice that suits all stages of a kind best."""
-        rows = self._rows(cuts)
         each = [self._seconds(s, cuts) for s in range(len(self.home))]
+        rows = self._rows(each)
         times, ends = ([float(pair[i][rows[k]]) for pair, k in zip(each, self.home, strict=True)] for i in (0, 1))
         return sum(times) + self._more(max(times)) + max(ends), times
 
@@ -250,24 +251,27 @@ class _Balance:
         """Seconds of all micro-batches but one."""
         return (self.line.micro_batches - 1) * slowest if self.line.micro_batches > 1 else 0.0
 
-    def _rows(self, cuts: Cuts) -> list[int]:
+    def _rows(self, each: list[tuple[Array, Array]]) -> list[int]:
         """For every kind the choice under which its stages are fastest."""
         kinds = range(len(self.line.kinds))
         slowest, total, end = ([np.zeros(1)] * len(kinds) for _ in range(3))
-        for s, i in enumerate(self.home):
-            seconds, after = self._seconds(s, cuts)
+        for (seconds, after), i in zip(each, self.home, strict=True):
             slowest[i], total[i] = np.maximum(slowest[i], seconds), total[i] + seconds
             end[i] = np.maximum(end[i], after)
         return [int(np.argmin(self._more(slowest[i]) + total[i] + end[i])) for i in kinds]
 
     def _seconds(self, stage: int, cuts: Cuts) -> tuple[Array, Array]:
         """(choice,): one micro-batch of a stage, infinite where it does not fit; and what ends the step."""
-        table = self.priced[self.home[stage]]
-        assert table is not None
         found = self._stage(stage, cuts)
-        counts = self.line.kinds[self.home[stage]].search.chain.counts
-        end = (counts[cuts[stage + 1]] - counts[cuts[stage]]) @ table.end(self.contention)
+        before = self._ends[self.home[stage]]
+        end = before[cuts[stage + 1]] - before[cuts[stage]]
         return np.where(found.fits, found.forward[:, 0] + found.backward[:, 0], np.inf), end
+
+    @cached_property
+    def _ends(self) -> list[Array]:
+        """For every kind (place, choice): what the layers before a place add to the end of the step."""
+        counts = [kind.search.chain.counts for kind in self.line.kinds]
+        return [c @ t.end(self.contention) for c, t in zip(counts, self.priced, strict=True) if t is not None]
 
     def _stage(self, stage: int, cuts: Cuts) -> Settled:
         key = (stage, cuts[stage], cuts[stage + 1])
@@ -288,7 +292,7 @@ class _Balance:
         return self._settled[key]
 
     def _written(self, cuts: Cuts) -> Plan:
-        rows = self._rows(cuts)
+        rows = self._rows([self._seconds(s, cuts) for s in range(len(self.home))])
         used = [0] * len(self.line.kinds)
         stages = []
         for s, i in enumerate(self.home):

@@ -25,7 +25,7 @@ from meshwright.search.build import plan_of
 from meshwright.search.cuts import Known
 from meshwright.search.limits import Limits
 from meshwright.search.solve import Search
-from meshwright.search.tables import least_per_sample, tables
+from meshwright.search.tables import framed, least_per_sample, tables
 
 _PARTS = 16  # the batch is shared out in so many parts, or fewer where it does not divide
 _FINE = 64  # parts of the last step
@@ -127,7 +127,10 @@ class MixedSearch:
         """
         first = self.job.cluster.first_rank
         whole = [self._whole(i) for i in range(len(self.job.cluster.groups))]
-        found = [tables(s.job, s.chain, s.site, self.limits, s.most_groups) for s in whole]
+        frames = [s.frame or framed(s.job, s.chain, s.site, self.limits) for s in whole]
+        found = [
+            tables(s.job, s.chain, s.site, self.limits, s.most_groups, f) for s, f in zip(whole, frames, strict=True)
+        ]
         kinds = [
             Kind(i, first(i), search, {(t.size, t.micro_batches): t for t in every})
             for i, (search, every) in enumerate(zip(whole, found, strict=True))

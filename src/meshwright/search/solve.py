@@ -41,7 +41,7 @@ from meshwright.search.screen import Screen, holdable, hopeless, least_end, upda
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room, Settled
-from meshwright.search.tables import Table, tables
+from meshwright.search.tables import Frame, Table, framed, tables
 from meshwright.search.timed import Timed, timed, undominated
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
@@ -80,6 +80,7 @@ class Search:
     first_only: bool = False  # stop at the first plan that fits
     has_first: bool = False  # a plan is there already: not even a first look must outlast the deadline
     known_cuts: Known = field(default_factory=dict)  # shared by searches of one model under the same limits
+    frame: Frame | None = None  # candidates, shared with the search of schedules that hide experts
     ceiling: float = float("inf")  # seconds; slower plans are of no use
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class Search:
         waiting = self._tables()
         self._probe(waiting)
         if apart:
-            apart.best, apart.by_shape = self.best, {}
+            apart.best, apart.by_shape, apart.frame = self.best, {}, self.frame
             others = apart._tables()
             if not self.late:
                 apart._probe(others)
@@ -127,6 +128,7 @@ class Search:
         self._search(waiting)
         if apart:  # each search proves its part of the space
             self.bound = min(self.bound, apart.bound)
+            self.by_shape |= apart.by_shape
             self.explored += apart.explored
             self.settled += apart.settled
 
@@ -142,7 +144,9 @@ class Search:
         return other
 
     def _tables(self) -> list[Table]:
-        found = tables(self.job, self.chain, self.site, self.limits, self.most_groups)
+        if self.frame is None:
+            self.frame = framed(self.job, self.chain, self.site, self.limits)
+        found = tables(self.job, self.chain, self.site, self.limits, self.most_groups, self.frame)
         for table in found:
             self._cutter.weigh(table.size, table.micro_batches, table.seconds)
         self._told(found)
@@ -157,7 +161,7 @@ class Search:
         self._probing = True
         for start in range(0, len(waiting), _PROBED):
             self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
-            if self.best or ((start or self.has_first) and self._overdue):
+            if self.limit < float("inf") or ((start or self.has_first) and self._overdue):
                 break
         self._probing = False
 
@@ -168,7 +172,7 @@ class Search:
             self._open([table.head(_HEAD) for table in waiting if table.bound < self.limit], _FIRST)
         while waiting:
             self._told(waiting)
-            some = _PROBED if not self.best else len(waiting)
+            some = len(waiting) if self.limit < float("inf") else _PROBED
             self._open([table for table in waiting[:some] if table.bound < self.limit])
             if self.late:
                 return  # the bound stays that of the tables that were open
@@ -246,7 +250,7 @@ class Search:
             near = np.flatnonzero(bound < self.limit)
             if len(near):
                 items.append((shape, mine[near], bound[near]))
-        for part in _halves(items) if not self.best else [items]:
+        for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
 
     def _wanted(self, bare_: Timed, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:

@@ -68,13 +68,37 @@ class Table:
         return self.bound * (1 + (self.groups - 1) / (2 * self.micro_batches))
 
 
-def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int) -> list[Table]:
+@dataclass(frozen=True)
+class Frame:
+    """Candidates with the times of all layers but those of experts, which other schedules may hide more of."""
+
+    choices: Choices
+    unique: Choices  # one of each kind: they cut a layer alike and meet the same links, whatever their data parallelism
+    back: Array  # (choice,): its kind
+    passes: tuple[Array, ...]  # (sort, kind) each, as `passes_of` gives them
+
+    @staticmethod
+    def of(job: Job, chain: Chain, site: Site, choices: Choices) -> Frame:
+        g = choices.grids
+        links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
+        first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
+        unique = choices.take(first)
+        others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
+        return Frame(choices, unique, back, passes_of(job, chain, unique, site, others))
+
+
+def framed(job: Job, chain: Chain, site: Site, limits: Limits) -> Frame:
+    """Every grid with every number of samples per replica."""
+    return Frame.of(job, chain, site, _candidates(job, site, limits))
+
+
+def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int, frame: Frame) -> list[Table]:
     """All of them, the most promising first."""
-    every = _candidates(job, site, limits)
+    every, back = frame.choices, frame.back
     if not len(every):
         return []
-    forward, backward, through, passed_on, back = _least(job, chain, site, limits, every)
-    seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
+    forward, backward, through, passed_on = _least(job, chain, site, limits, frame)
+    seconds = (chain.counts[-1] @ (forward + backward))[back]
     groups = np.minimum(job.cluster.devices // every.grids.devices, most_groups)
     least = job.global_batch // every.micro_batch * seconds / groups + site.runtime.step_seconds
     keys = every.grids.devices * (job.global_batch + 1) + every.micro_batch
@@ -102,8 +126,9 @@ def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> floa
     if not len(grids):
         return float("inf")
     choices = bare(grids, np.full(len(grids), job.global_batch, dtype=np.int64))
-    forward, backward, _, _, back = _least(job, chain, site, limits, choices)
-    seconds = np.einsum("s,sc->c", chain.counts[-1], forward + backward)[back]
+    frame = Frame.of(job, chain, site, choices)
+    forward, backward, _, _ = _least(job, chain, site, limits, frame)
+    seconds = (chain.counts[-1] @ (forward + backward))[frame.back]
     return float((seconds * grids.devices).min() / job.global_batch)
 
 
@@ -124,22 +149,15 @@ def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
     return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
 
 
-def _least(job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices) -> tuple[Array, ...]:
-    """(sort, kind of choice) what `passes_of` gives, and the kind of each choice.
-
-    Choices of one kind cut a layer alike and meet the same links: data parallelism does not matter here.
-    """
-    g = choices.grids
-    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
-    first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
-    unique = choices.take(first)
+def _least(job: Job, chain: Chain, site: Site, limits: Limits, frame: Frame) -> tuple[Array, ...]:
+    """(sort, kind) of all layers."""
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
-    others = [i for i in range(len(chain.sorts)) if i not in experts]
-    found = passes_of(job, chain, unique, site, others)
-    if experts:
-        for part, least in zip(found, _least_experts(job, chain, site, limits, unique, experts), strict=True):
-            part[experts] = least
-    return *found, back
+    if not experts:
+        return frame.passes
+    found = tuple(part.copy() for part in frame.passes)
+    for part, least in zip(found, _least_experts(job, chain, site, limits, frame.unique, experts), strict=True):
+        part[experts] = least
+    return found
 
 
 def _least_experts(
