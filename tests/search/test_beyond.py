@@ -38,7 +38,7 @@ def test_no_fraction_that_fits_is_faster(name: str) -> None:
     away = {"optimizer": 1.0} if name == "optimizer" else {"activations": 1.0, "optimizer": 1.0}
     start = mw.Plan.of({"zero": zero, "recompute": recompute, "offload": away, "micro_batch": 1}, one)
     assert estimate(one, start).fits
-    seconds, found = trimmed(one, start, OURS, DEFAULT)
+    seconds, found = trimmed(one, start, estimate(one, start).step_seconds, OURS, DEFAULT)
     check(found, one)
     assert estimate(one, found).fits
     assert estimate(one, found).step_seconds == seconds
@@ -50,7 +50,8 @@ def test_no_fraction_that_fits_is_faster(name: str) -> None:
 def test_what_needs_no_host_is_left_alone() -> None:
     one = job("gpt2", "8xh100", 64)
     start = mw.Plan.of({"zero": 1}, one)
-    assert trimmed(one, start, OURS, DEFAULT) == (estimate(one, start).step_seconds, start)
+    seconds = estimate(one, start).step_seconds
+    assert trimmed(one, start, seconds, OURS, DEFAULT) == (seconds, start)
 
 
 def swapping_job() -> tuple[mw.Job, Plan]:

@@ -10,7 +10,7 @@ not fit into each other's places; every process takes `Runtime.context` beside i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,16 @@ class Bytes:
         return self.parameters + self.gradients + self.optimizer
 
     def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Bytes(
+            self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer,
+            self.activations + other.activations, self.host + other.host,
+        )  # fmt: skip
 
     def __mul__(self, factor: float) -> Bytes:
-        return Bytes(*(getattr(self, f.name) * factor for f in fields(self)))
+        return Bytes(
+            self.parameters * factor, self.gradients * factor, self.optimizer * factor, self.activations * factor,
+            self.host * factor,
+        )  # fmt: skip
 
 
 def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int, runtime: Runtime) -> StageMemory:

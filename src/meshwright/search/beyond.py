@@ -21,18 +21,18 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
     """A plan that is faster than the search's best, if one of the steps finds it."""
     job, price = search.job, (search.runtime, search.constants)
     near = sorted(search.by_shape.values(), key=lambda found: found.seconds)[:_STARTS]
-    plans = [plan_of(job, found, search.modes) for found in near if found.seconds < _NEAR * search.limit]
+    plans = [(f.seconds, plan_of(job, f, search.modes)) for f in near if f.seconds < _NEAR * search.limit]
     found = []
     if layered := best_layered(search, solver, time_limit):
         found.append(layered)
-        plans.insert(0, layered[1])
-    for plan in plans:
+        plans.insert(0, layered)
+    for seconds, plan in plans:
         if search.late:
             break
         if search.limits.allows("partial") and any(span.offload != Offload() for _, span in spans_with_groups(plan)):
-            found.append(trimmed(job, plan, *price))
+            found.append(trimmed(job, plan, seconds, *price))
     if search.limits.allows("swap") and plans and not search.late:
-        start = min(found, key=lambda item: item[0], default=(search.limit, plans[0]))[1]
+        start = min(found, key=lambda item: item[0], default=plans[0])[1]
         found.append(swapped(job, start, *price, search.limits))
     best = min(found, key=lambda item: item[0], default=None)
     return best[1] if best and best[0] < search.limit * (1 - 1e-9) else None

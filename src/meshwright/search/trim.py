@@ -21,9 +21,9 @@ _STEPS = 128  # fractions are multiples of 1 / 128
 _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters", "activations"))
 
 
-def trimmed(job: Job, plan: Plan, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
+def trimmed(job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
     """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is."""
-    best = (estimate(job, plan, runtime, constants).step_seconds, plan)
+    best = (seconds, plan)
     used = {name for name in _ORDERS[0] for _, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
     for order in _ORDERS if len(used) > 1 else _ORDERS[:1]:
         other = plan
