@@ -82,10 +82,10 @@ def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = T
     return (held.states / most + room.overhead <= room.memory) & ((held.host / most <= room.host) | (held.host <= 0))
 
 
-def hopeless(setting: Setting, choices: Choices, groups: int) -> Array:
-    """Grids whose states fit under no ZeRO level, were the host as large as it had to be."""
-    held, most = _held(setting, sharded(choices, 1.0, 1.0), groups, alone=True)
-    return held.states / most + setting.room.overhead > setting.room.memory
+def possible(setting: Setting, choices: Choices, groups: int) -> Array:
+    """Grids whose states fit in one way or another: all sharded, on the devices or on the host."""
+    ways = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+    return np.logical_or.reduce([holdable(setting, sharded(choices, *away_), groups) for away_ in ways])
 
 
 def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:

@@ -37,7 +37,7 @@ from meshwright.search.modes import modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Columns, Priced, prices
-from meshwright.search.screen import Screen, holdable, hopeless, least_end, updates, useful
+from meshwright.search.screen import Screen, holdable, least_end, possible, updates, useful
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room, Settled
@@ -212,14 +212,16 @@ class Search:
 
     def _open(self, some: list[Table], most: int | None = None) -> None:
         """Look at all pipelines of some tables, or the `most` of least bound, in the order of their bounds."""
-        hopes = {(t.size, t.micro_batches): self._shapes(t) for t in some if not self.late}
-        worst = sorted(bound for every in hopes.values() for bound, _ in every)[:most]
-        shapes = {key: [shape for bound, shape in every if bound <= worst[-1]] for key, every in hopes.items()}
-        some = [t for t in some if shapes.get((t.size, t.micro_batches))]
         if not some:
             return
         full = self.with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
-        full = full.take(np.flatnonzero(~hopeless(self.setting, full, self.most_groups)))
+        full = full.take(np.flatnonzero(possible(self.setting, full, self.most_groups)))
+        home = full.grids.devices * (self.job.global_batch + 1) + full.micro_batch  # the table of each
+        left = set(np.unique(home).tolist())
+        hopes = [(t, self._shapes(t)) for t in some if self._home(t) in left and not self.late]
+        worst = sorted(bound for _, every in hopes for bound, _ in every)[:most]
+        shapes = {t.key: [shape for bound, shape in every if bound <= worst[-1]] for t, every in hopes}
+        full = full.take(np.flatnonzero(np.isin(home, [self._home(t) for t, _ in hopes if shapes[t.key]])))
         if not len(full):
             return
         bare_ = timed(self.job, self.chain, full, self.site)
@@ -252,6 +254,9 @@ class Search:
                 items.append((shape, mine[near], bound[near]))
         for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
+
+    def _home(self, table: Table) -> int:
+        return table.size * (self.job.global_batch + 1) + self.job.global_batch // table.micro_batches
 
     def _wanted(self, bare_: Timed, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
         """Every pipeline with the grids that may win in it."""
@@ -292,7 +297,7 @@ class Search:
 
     def _shapes(self, table: Table) -> list[tuple[float, Shape]]:
         """Pipelines that would win if one choice were best in every respect, with that bound; looked for once."""
-        key = (table.size, table.micro_batches, self._probing)
+        key = (*table.key, self._probing)
         if key not in self._hopes:
             self._hopes[key] = list(self._hoped(table))
         return [(bound, shape) for bound, shape in self._hopes[key] if bound < self.limit]

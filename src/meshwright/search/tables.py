@@ -37,6 +37,10 @@ class Table:
     passed_on: Array  # (sort,): bytes handed to the next layer, likewise
 
     @property
+    def key(self) -> tuple[int, int]:
+        return self.size, self.micro_batches
+
+    @property
     def bound(self) -> float:
         return float(self.least[0])
 
