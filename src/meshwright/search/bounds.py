@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.search.cuts import Family
 from meshwright.search.prices import Columns, Prices
-from meshwright.search.shapes import Cuts, Setting, Shape, received, sends, stages_of
+from meshwright.search.shapes import Setting, Shape, received, sends, stages_of
 from meshwright.search.timing import SPLIT, StageTimes, alive, least_ends, membership, pick, quick_ends
 
 Array = Any
@@ -31,29 +32,27 @@ def shortest(shape: Shape, early: Array) -> Array:
     return early / m / (1 - (1 - early / m) ** p)
 
 
-def quick_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Columns) -> Array:
+def quick_seconds(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> Array:
     """(cuts, choice): no plan is faster, as if nothing had to be repeated and nothing followed the last micro-batch."""
     free = _free_times(setting, shape, cuts, columns)
     done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
     return setting.total(shape, done).reshape(len(cuts), -1)
 
 
-def plain_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
     """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
     free = _free_times(setting, shape, cuts, table.columns)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
     return setting.total(shape, joined(done, *ending(setting, shape, cuts, table, free))).reshape(len(cuts), -1)
 
 
-def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+def pooled_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
     """(choice,): no plan with any of the cuts is faster, if all devices could share their memory and their work.
 
     The least time of all layers, mixed in any proportion of modes, whose bytes fit into the memory of all devices.
     """
     room, every = setting.room, setting.chain.counts[-1]
-    where = np.array(cuts)
-    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]  # (cuts, stage, sort)
-    flying = np.einsum("k,qks->qs", alive(shape.schedule, shape.groups, shape.micro_batches), held).min(axis=0)
+    flying = np.einsum("k,qks->qs", alive(shape.schedule, shape.groups, shape.micro_batches), cuts.held).min(axis=0)
     seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
     need = room.loose * np.einsum("s,rsc->rc", flying, table.kept)
     moment = table.moment.min(axis=(0, 1))
@@ -66,7 +65,7 @@ def pooled_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Pric
     return setting.total(shape, work / shape.groups)
 
 
-def least_seconds(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, limit: float) -> Array:
+def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
     """(cuts, choice): no plan is faster; infinite where nothing fits.
 
     First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
@@ -92,37 +91,28 @@ def joined(done: Array, late: Array, update: Array) -> Array:
     return (done + late).max(axis=1) + update.max(axis=1)
 
 
-def _free_times(setting: Setting, shape: Shape, cuts: list[Cuts], columns: Columns) -> StageTimes:
+def _free_times(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> StageTimes:
     """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
     forward, backward, weight, passed_on = columns
     chain, count = setting.chain, forward.shape[1]
-    where = np.array(cuts)
-    held = chain.counts[where[:, 1:]] - chain.counts[where[:, :-1]]  # (cuts, stage, sort)
 
     def total(per_sort: Array) -> Array:
-        return (per_sort.T @ held.transpose(0, 2, 1)).reshape(len(cuts) * count, shape.stages)
+        return (per_sort.T @ cuts.turned).reshape(len(cuts) * count, shape.stages)
 
-    moved = np.moveaxis(passed_on[chain.sort[where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
+    moved = np.moveaxis(passed_on[chain.sort[cuts.where[:, 1:-1] - 1]], 1, 2)  # (cuts, choice, stage)
     send = sends(setting, shape, moved.reshape(len(cuts) * count, shape.stages - 1))
     return StageTimes(total(forward), total(backward), total(weight), send, send * setting.blocking)
 
 
-def _group_counts(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
-    """(cuts, group, stage of the group, sort): layers of each sort."""
-    where = np.array(cuts)
-    held = setting.chain.counts[where[:, 1:]] - setting.chain.counts[where[:, :-1]]
-    return held[:, stages_of(shape)]
-
-
 def ending(
-    setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices, times: StageTimes,
+    setting: Setting, shape: Shape, cuts: Family, table: Prices, times: StageTimes,
     tied: dict[int, Array] | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """(candidate, group): what gradients and parameters delay each group, and its update.
 
     `tied`: seconds in which gradients of tied weights travel to their own layer, by group.
     """
-    held = _group_counts(setting, shape, cuts).sum(axis=2)
+    held = cuts.held[:, stages_of(shape)].sum(axis=2)
     present = held > 0
 
     def total(per_sort: Array) -> Array:
@@ -153,10 +143,10 @@ def ending(
     return late, total(table.update)
 
 
-def _memory_asks(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
     """(candidate, group): seconds per micro-batch that memory costs at least; infinite where nothing fits."""
     room = setting.room
-    held = _group_counts(setting, shape, cuts)
+    held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
     seconds = _summed(every, table.forward + table.backward)
     per_group = alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]  # (group, its stage)
@@ -196,20 +186,19 @@ def _summed(layers: Array, each: Array) -> Array:
     return (layers.reshape(-1, layers.shape[-1]) @ each).reshape(*each.shape[:-2], *layers.shape[:2], each.shape[-1])
 
 
-def _runs(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+def _runs(setting: Setting, shape: Shape, cuts: Family) -> Array:
     """(cuts, group): how many runs of different modes the layers of a group may form, at most."""
     if not setting.mixed:
         return np.ones((len(cuts), shape.groups))
     if shape.schedule.virtual > 1:
         return np.full((len(cuts), shape.groups), 2)
-    where = np.array(cuts)
-    opened = setting.chain.opened_before
+    where, opened = cuts.where, setting.chain.opened_before
     return 1 + opened[where[:, 1:]] - opened[where[:, :-1] + 1]
 
 
-def _present_pieces(setting: Setting, shape: Shape, cuts: list[Cuts]) -> Array:
+def _present_pieces(setting: Setting, shape: Shape, cuts: Family) -> Array:
     """(cuts, group, piece): 1 where a group runs one."""
-    where = np.array(cuts)
+    where = cuts.where
     found = setting.chain.present(where[:, :-1].reshape(-1), where[:, 1:].reshape(-1))
     found = found.reshape(len(cuts), shape.stages, -1)
     return found[:, stages_of(shape)].max(axis=2)

@@ -7,6 +7,9 @@ whole layers or whole blocks; `polish.py` then moves the cuts of the best plan.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, pairwise
 from math import comb
 from typing import Any
@@ -18,13 +21,49 @@ from meshwright.search.limits import Limits
 
 Array = Any
 Parted = dict[tuple[int, int, bool], list[tuple[int, ...]]]  # cuts by stages, tilts, and whether blocks may be cut
-Known = dict[tuple[tuple[int, ...], tuple[float, ...]], list[tuple[int, ...]]]  # cuts by homes and weights
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage
 _GRAIN = 0.05  # of a usual layer: weights are no finer
 _FEW = 36  # ways to cut a chain that are all looked at
+
+
+@dataclass(frozen=True)
+class Family:
+    """Ways to cut a chain into as many stages, and the layers that every stage then holds."""
+
+    cuts: Sequence[tuple[int, ...]]
+    counts: Array  # (place, sort): layers of each sort before each place
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @cached_property
+    def where(self) -> Array:
+        """(cuts, stage + 1): where stages begin and end."""
+        return np.array(self.cuts)
+
+    @cached_property
+    def held(self) -> Array:
+        """(cuts, stage, sort): layers of each sort."""
+        return self.counts[self.where[:, 1:]] - self.counts[self.where[:, :-1]]
+
+    @cached_property
+    def turned(self) -> Array:
+        """(cuts, sort, stage): the same, as products of matrices need it."""
+        return np.ascontiguousarray(self.held.transpose(0, 2, 1))
+
+    def lead(self, groups: int) -> Array:
+        """(cuts, sort): layers of each sort that stand before a group, summed over all groups.
+
+        A group cannot begin before they have passed the first micro-batch on.
+        """
+        found: Array = np.einsum("k,qks->qs", groups - 1.0 - np.arange(groups), self.held[:, :groups])
+        return found
+
+
+Known = dict[tuple[tuple[int, ...], tuple[float, ...]], Family]  # cuts by homes and weights
 
 
 def places(model: Model, limits: Limits) -> Array:
@@ -170,16 +209,6 @@ def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
     return found if at == len(reached) - 1 else None
 
 
-def lead(counts: Array, cuts: list[tuple[int, ...]], groups: int) -> Array:
-    """(cuts, sort): layers of each sort that stand before a group, summed over all groups.
-
-    A group cannot begin before they have passed the first micro-batch on.
-    """
-    where = np.array(cuts)[:, : groups + 1]
-    held = counts[where[:, 1:]] - counts[where[:, :-1]]
-    return np.einsum("k,qks->qs", groups - 1.0 - np.arange(groups), held)
-
-
 class Cutter:
     """Cuts by stage size and micro-batch: what layers take differs between them, and so do balanced cuts."""
 
@@ -199,16 +228,16 @@ class Cutter:
         usual = np.median(seconds[self.sort])
         self._weights[size, micro_batches] = tuple((np.round(20 * seconds / usual) / 20).tolist())
 
-    def cuts(self, homes: tuple[int, ...], size: int, micro_batches: int) -> list[tuple[int, ...]]:
+    def cuts(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Family:
         """Cuts into stages whose groups of devices are `homes`."""
         key = (homes, self._weights[size, micro_batches])
         if key not in self._cuts:
             each = np.maximum(np.array(key[1]), 1e-3)[self.sort]
             if self.even:
-                self._cuts[key] = even(self.model, len(homes))
+                self._cuts[key] = Family(even(self.model, len(homes)), self.counts)
             else:
                 parted = self._parted.setdefault(key[1], {})
-                self._cuts[key] = balanced(each, homes, self.places, self.between, parted)
+                self._cuts[key] = Family(balanced(each, homes, self.places, self.between, parted), self.counts)
         return self._cuts[key]
 
     def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:
@@ -222,5 +251,5 @@ class Cutter:
         """Layers of each sort before each group, summed over the groups: (cuts, sort)."""
         key = (homes, self._weights[size, micro_batches])
         if key not in self._leads:
-            self._leads[key] = lead(self.counts, self.cuts(homes, size, micro_batches), max(homes) + 1)
+            self._leads[key] = self.cuts(homes, size, micro_batches).lead(max(homes) + 1)
         return self._leads[key]

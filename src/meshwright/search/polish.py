@@ -6,7 +6,7 @@ of the chain weigh more on some grids than on others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.search.bounds import least_seconds
-from meshwright.search.cuts import Cutter
+from meshwright.search.cuts import Cutter, Family
 from meshwright.search.modes import Mode
 from meshwright.search.shapes import Cuts, Found, Setting, homes_of
 from meshwright.search.simulated import best_of
@@ -50,7 +50,12 @@ def polished(
 
 
 def started(
-    setting: Setting, cutter: Cutter, modes: list[Mode], found: Found, cuts: list[Cuts], known: dict[object, Settled]
+    setting: Setting,
+    cutter: Cutter,
+    modes: list[Mode],
+    found: Found,
+    cuts: Sequence[Cuts],
+    known: dict[object, Settled],
 ) -> list[Found]:
     """The same choice with other cuts, fastest first: some given ones, and those that weigh how much slower memory
     makes each group."""
@@ -96,7 +101,8 @@ def _better(
     if not cuts:
         return None
     table, found = best.table.take(np.array([best.row])), best
-    bounds = least_seconds(setting, best.shape, cuts, table, best.seconds)[:, 0]
+    family = Family(cuts, setting.chain.counts)
+    bounds = least_seconds(setting, best.shape, family, table, best.seconds)[:, 0]
     for q in np.argsort(bounds, kind="stable")[:tried]:
         if bounds[q] >= _SLACK * best.seconds:
             break

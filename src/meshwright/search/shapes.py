@@ -16,6 +16,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule, group_of_stage
+from meshwright.search.cuts import Family
 from meshwright.search.prices import Chain, Prices
 from meshwright.search.stages import Range, Room
 from meshwright.search.timing import homes
@@ -118,12 +119,12 @@ def stages_of(shape: Shape) -> Array:
     return _mine(shape.schedule, shape.stages)
 
 
-def received(setting: Setting, shape: Shape, cuts: list[Cuts], table: Prices) -> Array:
+def received(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
     """(cuts, group, choice): bytes of the buffers that stages receive into, one per micro-batch, where the runtime
     keeps so many."""
     if not setting.runtime.receive_buffers or shape.stages == 1:
         return np.zeros((len(cuts), shape.groups, len(table.choices)))
-    sort, where = setting.chain.sort, np.array(cuts)
+    sort, where = setting.chain.sort, cuts.where
     every = np.zeros((len(cuts), shape.stages, len(table.choices)))
     every[:, 1:] += table.received[sort[where[:, 1:-1]]]
     every[:, :-1] += table.passed_on[sort[where[:, 1:-1] - 1]]

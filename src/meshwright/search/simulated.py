@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.cost.collectives import send_seconds
 from meshwright.plan import in_flight
 from meshwright.search.bounds import ending, joined
+from meshwright.search.cuts import Family
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, sends, stages_of
@@ -94,7 +95,7 @@ def _settle(
     if more is None and key in known:
         same = known[key]
         return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
-    buffers = received(setting, shape, [cuts], table)[0, group]
+    buffers = received(setting, shape, Family([cuts], setting.chain.counts), table)[0, group]
     found = settle(
         setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most
     )
@@ -118,7 +119,7 @@ def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: l
 def _ending(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: StageTimes) -> tuple[Array, Array]:
     """(choice, group): what follows the last micro-batch, gradients of tied weights included; and the update."""
     tied = {g: _tied(setting, shape, shape.ranges(cuts, g), g, table) for g in range(1, shape.groups)}
-    return ending(setting, shape, [cuts], table, times, tied)
+    return ending(setting, shape, Family([cuts], setting.chain.counts), table, times, tied)
 
 
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:

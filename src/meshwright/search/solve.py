@@ -30,7 +30,7 @@ from meshwright.search.bounds import (
     quick_seconds,
     shortest,
 )
-from meshwright.search.cuts import Cutter, Known
+from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids, fold, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
@@ -38,7 +38,7 @@ from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Columns, Priced, prices
 from meshwright.search.screen import Screen, holdable, least_end, possible, updates, useful
-from meshwright.search.shapes import Cuts, Found, Setting, Shape, homes_of
+from meshwright.search.shapes import Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room, Settled
 from meshwright.search.tables import Frame, Table, framed, tables
@@ -189,7 +189,7 @@ class Search:
             if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
             known: dict[object, Settled] = {}
-            starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape), known)
+            starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape).cuts, known)
             for start in starts[: _STARTS if found.shape.stages > _FEW else 2 * _STARTS]:
                 self._keep(polished(self.setting, self.places, self.modes, start, _TRIED, known))
 
@@ -319,7 +319,7 @@ class Search:
                 if setting.total(shape, max(work * shortest(shape, table.early), through)) >= self.limit:
                     continue
                 cuts = self.cuts(shape)
-                if not cuts:
+                if not len(cuts):
                     continue
                 if self._averaged(shape, np.array([work]), ideal)[0] >= self.limit:
                     continue
@@ -370,7 +370,7 @@ class Search:
                 if len(near) and not self.late:
                     self.settled += 1
                     most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
-                    self._offer(best_of(self.setting, shape, cuts[q], table.take(near), self.modes, most))
+                    self._offer(best_of(self.setting, shape, cuts.cuts[q], table.take(near), self.modes, most))
 
     def choices_of(self, shape: Shape) -> Choices:
         """Every choice of a shape's stage size and micro-batch, whether it may win or not."""
@@ -407,7 +407,7 @@ class Search:
                 found.append(bare(grids, part.samples[rows]))
         return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))
 
-    def cuts(self, shape: Shape) -> list[Cuts]:
+    def cuts(self, shape: Shape) -> Family:
         """Cuts of the chain into the stages of a shape."""
         return self._cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
 
