@@ -49,7 +49,6 @@ class Settled:
     fits: Array  # (choice,)
     forward: Array  # (choice, stage of the group): seconds of one micro-batch
     backward: Array
-    least: Array  # bytes of the way that takes least memory
     first: Array  # mode of the first run
     second: Array
     split: Array  # layer at which the second run begins
@@ -114,6 +113,9 @@ def settle(
     states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
     on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else np.zeros(count))
     base = states + room.overhead + room.loose * (received + table.buffers)
+    if modes[0] == Mode() and _roomy(chain, table, held, mixes, room, base, on_host, more):
+        best.cost, best.split = 0 * base, best.split + held[0][0]
+        return best.settled(chain, table, held)
     parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
     _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
     if mixed and len(modes) > 1 and not best.plain.all():
@@ -132,6 +134,18 @@ def settle(
                 best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room, most
             )
     return best.settled(chain, table, held)
+
+
+def _roomy(
+    chain: Chain, table: Prices, held: list[Range], mixes: tuple[tuple[int, ...], ...], room: Room, base: Array,
+    on_host: Array, more: Extras | None,
+) -> bool:  # fmt: skip
+    """Whether every choice surely fits with nothing repeated: then nothing else need be looked at."""
+    if not ((on_host <= room.host) | (on_host <= 0)).all():
+        return False
+    kept = np.array([sums(chain, where, table.kept[0]) for where in held]) + (more.kept if more else 0.0)
+    need = base + room.loose * ((np.array(mixes) @ kept).max(axis=0) + table.moment[0].max(axis=0))
+    return bool((need <= room.memory).all())
 
 
 @dataclass
@@ -164,20 +178,18 @@ class _Best:
 
     def __init__(self, count: int) -> None:
         self.cost = np.full(count, np.inf)
-        self.least = np.full(count, np.inf)
         self.plain = np.zeros(count, dtype=bool)  # fits with nothing repeated: cannot be improved
         self.first, self.second, self.split = (np.zeros(count, dtype=np.int64) for _ in range(3))
 
-    def offer(self, time: Array, need: Array, pairs: Array, split: int) -> None:
+    def offer(self, time: Array, pairs: Array, split: int) -> None:
         row = np.argmin(time, axis=0)
         value = time[row, np.arange(len(row))]
         better = value < self.cost
         self.cost = np.where(better, value, self.cost)
-        self.least = np.minimum(self.least, need.min(axis=0))
         for name, new in (("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split)):
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
-    def offer_splits(self, some: Array, time: Array, need: Array, pairs: Array, splits: list[int]) -> None:
+    def offer_splits(self, some: Array, time: Array, pairs: Array, splits: list[int]) -> None:
         """The same for some of the choices, from arrays of (split, pair, choice)."""
         flat = time.reshape(-1, len(some))
         row = np.argmin(flat, axis=0)
@@ -187,7 +199,6 @@ class _Best:
         k, pair = (index[better] for index in np.unravel_index(row, time.shape[:2]))
         self.cost[mine], self.first[mine], self.second[mine] = value[better], pairs[pair, 0], pairs[pair, 1]
         self.split[mine] = np.array(splits)[k]
-        self.least[some] = np.minimum(self.least[some], need.reshape(-1, len(some)).min(axis=0))
 
     def settled(self, chain: Chain, table: Prices, held: list[Range]) -> Settled:
         columns = np.arange(len(self.cost))
@@ -200,9 +211,7 @@ class _Best:
                 head, tail = chain.counts[middle] - chain.counts[low], chain.counts[high] - chain.counts[middle]
                 stages.append((head * one).sum(axis=1) + (tail * two).sum(axis=1))
             found.append(np.stack(stages, axis=1))
-        return Settled(
-            np.isfinite(self.cost), found[0], found[1], self.least, self.first, self.second, self.split, held[0][0]
-        )
+        return Settled(np.isfinite(self.cost), found[0], found[1], self.first, self.second, self.split, held[0][0])
 
 
 def _try(
@@ -223,7 +232,7 @@ def _try(
     ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
     if not runs[1]:
         best.plain = ok[0]
-    best.offer(np.where(ok, time, np.inf), need, both, split)
+    best.offer(np.where(ok, time, np.inf), both, split)
 
 
 def _try_splits(
@@ -262,7 +271,7 @@ def _try_splits(
         away = on_host[some] + alive * both(table.parked)
         fits &= (away <= room.host) | (away <= 0)
     time = np.where(fits, both(table.forward + table.backward), np.inf)
-    best.offer_splits(some, time, need, pairs, splits)
+    best.offer_splits(some, time, pairs, splits)
 
 
 def _largest(arrays: list[Array]) -> Array:
