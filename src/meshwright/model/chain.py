@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, UnknownName
-from meshwright.model.layer import Layer, Recompute, Slice
+from meshwright.model.layer import Layer, Op, Recompute, Slice
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,17 @@ class Model:
     tokens: int = 0  # tokens per sample where the input fixes them (vision); 0: the job says
     # How a document refers to this model: a preset's name, or a table that rebuilds it.
     reference: str | Mapping[str, Any] = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Layers of equal operators share them, so that what is alike is recognised by identity and priced once."""
+        by_identity: dict[int, tuple[Op, ...]] = {}
+        by_value: dict[tuple[Op, ...], tuple[Op, ...]] = {}
+        for layer in self.layers:
+            if id(layer.ops) not in by_identity:
+                by_identity[id(layer.ops)] = by_value.setdefault(layer.ops, layer.ops)
+        if len(by_value) < len(by_identity):
+            layers = tuple(replace(layer, ops=by_identity[id(layer.ops)]) for layer in self.layers)
+            object.__setattr__(self, "layers", layers)
 
     @staticmethod
     def preset(name: str) -> Model:

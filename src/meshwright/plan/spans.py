@@ -48,7 +48,8 @@ def alike(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
 
 def sort_of(layer: Layer) -> tuple[object, ...]:
     """Equal for layers that cost the same; operators are shared, so that their identity tells."""
-    return id(layer.ops), layer.opens_block, layer.width_in, layer.width_out, layer.tied_to, layer.carried
+    own = (id(layer.ops), layer.opens_block, layer.width_in, layer.width_out, layer.tokens, layer.heads, layer.kv_heads)
+    return *own, layer.tied_to, layer.carried
 
 
 def span_name(model: Model, layers: range) -> str:

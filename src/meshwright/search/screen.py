@@ -41,16 +41,17 @@ class Screen:
         self.early = (forward / np.maximum(forward + backward, 1e-30)).min(axis=0)
         self.weight = every @ np.minimum(weight, backward)
 
-    def hopeful(self, shape: Shape, rows: Array, limit: float) -> Array:
-        """Of some choices those whose states fit, and that would win if layers could be cut and spread at will."""
+    def least(self, shape: Shape, rows: Array) -> Array:
+        """Seconds below which some choices cannot be, if layers could be cut and spread at will; infinite where the
+        states do not fit."""
         setting, room = self.setting, self.setting.room
-        rows = rows[self.states[rows] / shape.groups + room.overhead <= room.memory]
         work = shape.micro_batches * self.work[rows]
         # One micro-batch goes through all layers and back; gradients of weights may come later.
         through = self.work[rows] - (self.weight[rows] if shape.schedule.name in SPLIT else 0.0)
         bubble = np.maximum(work * shortest(shape, self.early[rows]), through) + self.after(shape, rows)
         even = self.total(shape, rows) / shape.groups
-        return rows[setting.total(shape, np.maximum(bubble, even)) < limit]
+        fits = self.states[rows] / shape.groups + room.overhead <= room.memory
+        return np.where(fits, setting.total(shape, np.maximum(bubble, even)), np.inf)
 
     def after(self, shape: Shape, rows: Array) -> Array:
         """Seconds that follow the last micro-batch of any group, at least."""

@@ -96,7 +96,6 @@ class Search:
         self._names = self.limits.schedules()
         self._count = 0
         self._probing = False  # only pipelines over all devices, of the usual schedules
-        self._hopes: dict[tuple[int, int, bool], list[tuple[float, Shape]]] = {}
 
     @property
     def limit(self) -> float:
@@ -212,22 +211,17 @@ class Search:
 
     def _open(self, some: list[Table], most: int | None = None) -> None:
         """Look at all pipelines of some tables, or the `most` of least bound, in the order of their bounds."""
+        some = [table for table in some if not self.late and any(self._shapes(table))]
         if not some:
             return
         full = self.with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         full = full.take(np.flatnonzero(possible(self.setting, full, self.most_groups)))
-        home = full.grids.devices * (self.job.global_batch + 1) + full.micro_batch  # the table of each
-        left = set(np.unique(home).tolist())
-        hopes = [(t, self._shapes(t)) for t in some if self._home(t) in left and not self.late]
-        worst = sorted(bound for _, every in hopes for bound, _ in every)[:most]
-        shapes = {t.key: [shape for bound, shape in every if bound <= worst[-1]] for t, every in hopes}
-        full = full.take(np.flatnonzero(np.isin(home, [self._home(t) for t, _ in hopes if shapes[t.key]])))
         if not len(full):
             return
         bare_ = timed(self.job, self.chain, full, self.site)
         kept = undominated(bare_, self.site)
         full, bare_ = full.take(kept), bare_.take(kept)
-        wanted = self._wanted(bare_, shapes)
+        wanted = self._wanted(bare_, some, most)
         spare = self._spare(bare_, wanted)
         chosen = np.flatnonzero(spare > 0)
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
@@ -246,7 +240,8 @@ class Search:
         for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
             mask[rows] = True
-            mine = screen.hopeful(shape, np.flatnonzero(mask[parents]), self.limit)
+            mine = np.flatnonzero(mask[parents])
+            mine = mine[screen.least(shape, mine) < self.limit]
             columns = tuple(column[:, mine] for column in rough.columns)
             bound = self._averaged(shape, screen.total(shape, mine), columns)
             near = np.flatnonzero(bound < self.limit)
@@ -255,29 +250,39 @@ class Search:
         for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
 
-    def _home(self, table: Table) -> int:
-        return table.size * (self.job.global_batch + 1) + self.job.global_batch // table.micro_batches
-
-    def _wanted(self, bare_: Timed, shapes: dict[tuple[int, int], list[Shape]]) -> list[tuple[Shape, Array]]:
-        """Every pipeline with the grids that may win in it."""
-        counts = self.job.global_batch // bare_.choices.micro_batch
-        end = least_end(self.setting, self.site, bare_.choices, self.most_groups)
-        screen = Screen(self.setting, bare_, end)
+    def _wanted(self, bare_: Timed, some: list[Table], most: int | None) -> list[tuple[Shape, Array]]:
+        """Every pipeline of some tables (or the `most` of least bound) with the grids that may win in it."""
+        choices = bare_.choices
+        screen = Screen(self.setting, bare_, least_end(self.setting, self.site, choices, self.most_groups))
+        home = choices.grids.devices * (self.job.global_batch + 1) + choices.micro_batch
+        hopes: list[tuple[float, Shape, Array]] = []
+        for table in some:
+            samples = self.job.global_batch // table.micro_batches
+            mine = np.flatnonzero(home == table.size * (self.job.global_batch + 1) + samples)
+            for shape in self._shapes(table) if len(mine) and not self.late else []:
+                bound = screen.least(shape, mine)
+                if (bound < self.limit).any():
+                    hopes.append((float(bound.min()), shape, mine[bound < self.limit]))
+        if most:
+            hopes = heapq.nsmallest(most, hopes, key=lambda item: item[0])
         found = []
-        for (size, count), some in shapes.items():
-            mine = np.flatnonzero((bare_.choices.grids.devices == size) & (counts == count))
-            if not len(mine):
-                continue
-            for shape in some if not self.late else []:
-                rows = screen.hopeful(shape, mine, self.limit)
-                columns = tuple(column[:, rows] for column in bare_.columns)
-                part = np.flatnonzero(self._averaged(shape, count * screen.work[rows], columns) < self.limit)
-                if len(part):
-                    bound = quick_seconds(self.setting, shape, self.cuts(shape), tuple(c[:, part] for c in columns))
-                    part = part[(bound < self.limit).any(axis=0)]
-                if len(part):
-                    found.append((shape, rows[part]))
+        for _, shape, rows in hopes if not self.late else []:
+            rows = self._hopeful(shape, rows, bare_, shape.micro_batches * screen.work[rows])
+            if len(rows):
+                found.append((shape, rows))
         return found
+
+    def _hopeful(self, shape: Shape, rows: Array, bare_: Timed, work: Array) -> Array:
+        """Of some grids those that may win with one of the cuts, bubble included."""
+        cuts = self.cuts(shape)
+        if not len(cuts):
+            return rows[:0]
+        columns = tuple(column[:, rows] for column in bare_.columns)
+        part = np.flatnonzero(self._averaged(shape, work, columns) < self.limit)
+        if not len(part):
+            return rows[:0]
+        bound = quick_seconds(self.setting, shape, cuts, tuple(column[:, part] for column in columns))
+        return rows[part[(bound < self.limit).any(axis=0)]]
 
     def _spare(self, bare_: Timed, wanted: list[tuple[Shape, Array]]) -> Array:
         """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
@@ -295,17 +300,9 @@ class Search:
         before = (lead @ around).min(axis=0)
         return self.setting.total(shape, (before + work) / shape.groups)
 
-    def _shapes(self, table: Table) -> list[tuple[float, Shape]]:
-        """Pipelines that would win if one choice were best in every respect, with that bound; looked for once."""
-        key = (*table.key, self._probing)
-        if key not in self._hopes:
-            self._hopes[key] = list(self._hoped(table))
-        return [(bound, shape) for bound, shape in self._hopes[key] if bound < self.limit]
-
-    def _hoped(self, table: Table) -> Iterator[tuple[float, Shape]]:
-        """The same with the bounds of that one choice."""
+    def _shapes(self, table: Table) -> Iterator[Shape]:
+        """Pipelines that would win if one choice were best in every respect, and layers could be cut at will."""
         setting, size, count = self.setting, table.size, table.micro_batches
-        ideal = table.columns
         every = self.chain.counts[-1]
         work = count * float(every @ table.seconds)
         once = {True: float(every @ (table.forward + table.through)), False: work / count}  # gradients apart, or not
@@ -316,16 +313,8 @@ class Search:
             for schedule in islice(schedules(self._names, self.limits, groups, count, len(self.places) + 1), first):
                 shape = Shape(groups, size, schedule, count)
                 through = once[schedule.name in SPLIT]  # one micro-batch passes all layers, and comes back
-                if setting.total(shape, max(work * shortest(shape, table.early), through)) >= self.limit:
-                    continue
-                cuts = self.cuts(shape)
-                if not len(cuts):
-                    continue
-                if self._averaged(shape, np.array([work]), ideal)[0] >= self.limit:
-                    continue
-                bound = float(quick_seconds(setting, shape, cuts, ideal).min())
-                if bound < self.limit:
-                    yield bound, shape
+                if setting.total(shape, max(work * shortest(shape, table.early), through)) < self.limit:
+                    yield shape
 
     def _bounded(self, known: Priced, items: list[Item]) -> list[Any]:
         """A heap of pipelines with their choices, by bounds with the memory of all devices, then with the bubble of the

@@ -15,7 +15,7 @@ from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
-from meshwright.search.prices import Chain, Columns
+from meshwright.search.prices import Chain
 from meshwright.search.timed import kinds, meeting, passes_of
 from meshwright.search.ways import Choices, bare
 
@@ -37,10 +37,6 @@ class Table:
     passed_on: Array  # (sort,): bytes handed to the next layer, likewise
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.size, self.micro_batches
-
-    @property
     def bound(self) -> float:
         return float(self.least[0])
 
@@ -48,12 +44,6 @@ class Table:
     def seconds(self) -> Array:
         """(sort,): of both passes."""
         return self.forward + self.backward
-
-    @property
-    def columns(self) -> Columns:
-        """The one ideal choice, as bounds need it."""
-        ideal = (self.forward, self.backward, self.backward - self.through, self.passed_on)
-        return tuple(column[:, None] for column in ideal)
 
     @property
     def early(self) -> float:
