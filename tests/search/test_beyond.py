@@ -1,18 +1,23 @@
-"""Steps beyond the proven space: fractions of offload against every fraction, swaps against none."""
+"""Steps beyond the proven space: fractions of offload against every fraction, swaps against none, compression against
+every set of layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_runtime
+from itertools import combinations
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import meshwright as mw
+from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.plan import Plan, Span
+from meshwright.plan import Compression, Plan, Span
 from meshwright.plan.rules import check
+from meshwright.search.compress import compressed
 from meshwright.search.planner import plan
 from meshwright.search.swap import swapped
 from meshwright.search.trim import trimmed, with_spans
@@ -85,3 +90,46 @@ def test_a_plan_may_not_swap_where_that_is_forbidden() -> None:
     free, kept = plan(one, fix=fixed, forbid=["uneven"]), plan(one, fix=fixed, forbid=["uneven", "swap"])
     assert free.estimate.step_seconds <= kept.estimate.step_seconds
     assert not any(span.swap for stage in kept.plan.pipelines[0].stages for span in stage.spans)
+
+
+def slow_network() -> mw.Job:
+    return job("gpt2-large", "4x4xtitan-xp", 16, seq_len=1024, precision="fp32")
+
+
+def test_gradients_are_compressed_where_the_network_is_slow() -> None:
+    one = slow_network()
+    codec = Codec("quarter", part=0.25, seconds_per_byte=1e-12)
+    offered = replace_runtime(OURS, codecs=(codec,))
+    plain, found = plan(one), plan(one, offered)
+    check(found.plan, one)
+    assert {rule.algorithm for rule in found.plan.compression} == {"quarter"}
+    assert found.estimate.step_seconds < plain.estimate.step_seconds
+    assert estimate(one, found.plan, offered).step_seconds == found.estimate.step_seconds
+    same = plan(one, offered, forbid=["compression"])
+    assert not same.plan.compression
+    assert same.estimate.step_seconds == plain.estimate.step_seconds
+
+
+def test_no_choice_of_kinds_is_faster() -> None:
+    """The step by step choice, against every set of kinds of layers."""
+    one = slow_network()
+    start = mw.Plan.of({"micro_batch": 1, "recompute": "full"}, one)
+    codec = Codec("dear", part=0.5, seconds_per_byte=4e-10)
+    offered = replace_runtime(OURS, codecs=(codec,), overlap_gradients=False)
+    seconds, found = compressed(one, start, estimate(one, start, offered).step_seconds, offered, DEFAULT)
+    kinds = sorted({layer.kind for layer in one.model.layers if layer.parameters})
+    every = []
+    for count in range(len(kinds) + 1):
+        for some in combinations(kinds, count):
+            rules = tuple(
+                Compression(layers=layer.name, algorithm="dear") for layer in one.model.layers if layer.kind in some
+            )
+            every.append(estimate(one, replace(start, compression=rules), offered).step_seconds)
+    assert seconds == pytest.approx(min(every), rel=1e-12)
+    assert estimate(one, found, offered).step_seconds == seconds
+
+
+def test_a_codec_that_takes_too_long_is_not_used() -> None:
+    one = slow_network()
+    offered = replace_runtime(OURS, codecs=(Codec("slow", part=0.25, seconds_per_byte=1e-6),))
+    assert not plan(one, offered).plan.compression

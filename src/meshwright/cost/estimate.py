@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.cost.compression import codecs_of
 from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.layer import repeated_ops
@@ -115,7 +116,8 @@ def estimate(
     """Price a plan, whether a search found it or a person wrote it, as a given framework would run it."""
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     _same_job(job, plan)
-    pipelines = tuple(pipeline_time(job, pipeline, framework, constants) for pipeline in plan.pipelines)
+    codecs = codecs_of(job, plan, framework)
+    pipelines = tuple(pipeline_time(job, pipeline, framework, constants, codecs) for pipeline in plan.pipelines)
     seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
     model_flops = 3 * _forward_flops(job) * job.global_batch
     peak = _peak(job, plan) * seconds

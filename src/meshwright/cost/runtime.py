@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from meshwright.cost.compression import Codec
 from meshwright.errors import UnknownName
 from meshwright.model import Slice
 from meshwright.plan import Job, Span
@@ -60,6 +61,7 @@ class Runtime:
     fragmentation: float = 0.05  # reserved beyond the peak of activations and temporaries
     context: float = 1.0e9  # bytes of the driver, kernels and communicators
     step_seconds: float = 2e-3  # host work per step that nothing hides: logging, learning rate, loss synchronisation
+    codecs: tuple[Codec, ...] = ()  # ways in which it can compress gradients
 
 
 _MEGATRON = Runtime(

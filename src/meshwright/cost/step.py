@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
 
 from meshwright.cost.collectives import send_seconds
+from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import sorts_of_devices, stages_of
 from meshwright.cost.pipeline import Timeline, simulate
@@ -64,8 +65,14 @@ class PipelineTime:
         return {name: seconds for name, seconds in total.items() if seconds > 1e-12}
 
 
-def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants = DEFAULT) -> PipelineTime:
-    """Simulate the schedule with the times of the stages, then add what ends a step."""
+def pipeline_time(
+    job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants = DEFAULT,
+    codecs: Mapping[str, Codec] | None = None,
+) -> PipelineTime:  # fmt: skip
+    """Simulate the schedule with the times of the stages, then add what ends a step.
+
+    `codecs` compress the gradients of some layers, by name.
+    """
     groups = len(pipeline.stages) // pipeline.schedule.virtual
     if pipeline.schedule.name == "dualpipev":
         # What the schedule is for: each forward runs beside a backward, whose computation hides its all-to-alls.
@@ -76,7 +83,7 @@ def pipeline_time(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Con
     table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
     blocking = 0.0 if runtime.overlap_pipeline else 1.0  # a blocking send is part of the sender's action
     timeline = simulate(table, _durations(times, sends, blocking), lambda a, b: (1 - blocking) * sends[min(a, b)])
-    reduced = [gradient_seconds(job, pipeline, g, sites) for g in range(groups)]
+    reduced = [gradient_seconds(job, pipeline, g, sites, codecs) for g in range(groups)]
     settled = [_settled(pipeline, g, times, *reduced[g], runtime, constants) for g in range(groups)]
     exposed, covered = ([pair[i] for pair in settled] for i in (0, 1))
     optimizer = tuple(optimizer_seconds(job, pipeline, g, sites) for g in range(groups))

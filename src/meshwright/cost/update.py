@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.collectives import Fabric, gather_parts, reduce_parts, reduce_seconds, send_seconds
+from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.memory import names_held, stages_of
 from meshwright.cost.placement import halves
@@ -23,30 +24,43 @@ Array = Any
 Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage
 
 
-def gradient_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) -> tuple[float, float]:
+def gradient_seconds(
+    job: Job, pipeline: Pipeline, group: int, sites: Sites, codecs: Mapping[str, Codec] | None = None
+) -> tuple[float, float]:
     """Seconds to reduce a device's gradients over the replicas, and to gather the parameters after the update.
 
     ZeRO-1 scatters the gradients to their shards; ZeRO-2 and 3 do so micro-batch by micro-batch, which `passes.py`
     counts. Hybrid groups sum their shards with the other groups' once per step. Buckets follow each other without a
-    gap, so that only the longest latency counts, once.
+    gap, so that only the longest latency counts, once. `codecs` compress the gradients of some layers, by name.
     """
     mine = stages_of(pipeline, group)
-    return max(
-        (_reduced(job, pipeline, mine, [sites[s][min(sort, len(sites[s]) - 1)][0] for s in mine]) for sort in range(
-            max(len(sites[s]) for s in mine))),
-        key=sum,
-    )  # fmt: skip
+    sorts = range(max(len(sites[s]) for s in mine))
+    of_sort = [[sites[s][min(sort, len(sites[s]) - 1)][0] for s in mine] for sort in sorts]
+    return max((_reduced(job, pipeline, mine, some, codecs or {}) for some in of_sort), key=sum)
 
 
-def _reduced(job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site]) -> tuple[float, float]:
+def _reduced(
+    job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site], codecs: Mapping[str, Codec]
+) -> tuple[float, float]:
     """The same for one sort of device, whose place in each stage is given."""
     total, tied = Settled(), 0.0
     for s, site in zip(mine, sites, strict=True):
         for span in pipeline.stages[s].spans:
             ways = Ways.of(span, 1, job, site)
-            total = total.after(settled(layers_of(job.model, span.layers), ways, site))
+            for codec, layers in _by_codec(layers_of(job.model, span.layers), codecs):
+                total = total.after(settled(layers, ways, site, codec))
         tied += _tied(job, pipeline, s, mine, site)
     return float(total.reduce + total.reduce_once + tied), float(total.gather + total.gather_once)
+
+
+def _by_codec(layers: Sequence[Layer], codecs: Mapping[str, Codec]) -> list[tuple[Codec | None, Sequence[Layer]]]:
+    """Layers by what compresses their gradients."""
+    if not codecs:
+        return [(None, layers)]
+    found: dict[Codec | None, list[Layer]] = {}
+    for layer in layers:
+        found.setdefault(codecs.get(layer.name), []).append(layer)
+    return list(found.items())
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,8 @@ class Settled:
         )  # fmt: skip
 
 
-def settled(layers: Sequence[Layer], ways: Ways, site: Site) -> Settled:
-    """Gradients of some layers summed over their replicas, their parameters gathered after the update."""
+def settled(layers: Sequence[Layer], ways: Ways, site: Site, codec: Codec | None = None) -> Settled:
+    """Gradients of some layers summed over their replicas, compressed or not; parameters gathered after the update."""
     total, zero, runtime = Settled(), np.asarray(ways.zero), site.runtime
     for held in parameter_groups(layers, ways):
         count, shards = np.asarray(held.replicas.count), np.asarray(held.replicas.shards)
@@ -79,9 +93,12 @@ def settled(layers: Sequence[Layer], ways: Ways, site: Site) -> Settled:
         per_in, once_in = gather_parts(site.fabric, shards, inside)
         per_across, once_across = reduce_parts(site.fabric, np.maximum(count // shards, 1), across)
         first, later = scattered & (zero == 1), scattered & (zero <= 2)
+        travel = whole * moved * per_all + first * moved * per_in + hybrid * moved / shards * per_across
         total = total.after(
             Settled(
-                whole * moved * per_all + first * moved * per_in + hybrid * moved / shards * per_across,
+                codec.seconds(travel, (whole | first) * moved + hybrid * (zero > 1) * moved / shards)
+                if codec
+                else travel,
                 later * back * per_in,
                 whole * once_all + first * once_in + hybrid * once_across,
                 later * once_in + first * shards * runtime.shard_seconds,

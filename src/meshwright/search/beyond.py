@@ -1,6 +1,7 @@
 """Steps beyond the space that the search proves: they start from its best plans, and only ever make the answer faster.
 
-Layers that choose for themselves (`layers.py`), fractions of offload (`trim.py`), swaps between devices (`swap.py`).
+Layers that choose for themselves (`layers.py`), fractions of offload (`trim.py`), swaps between devices (`swap.py`),
+compressed gradients (`compress.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from meshwright.plan import Plan
 from meshwright.plan.strategy import Offload
 from meshwright.search.build import plan_of
+from meshwright.search.compress import compressed
 from meshwright.search.layers import best_layered
 from meshwright.search.solve import Search
 from meshwright.search.swap import swapped
@@ -34,5 +36,8 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
     if search.limits.allows("swap") and plans and not search.late:
         start = min(found, key=lambda item: item[0], default=plans[0])[1]
         found.append(swapped(job, start, *price, search.limits))
+    if search.runtime.codecs and search.limits.allows("compression") and plans and not search.late:
+        seconds, plan = min([*found, *plans], key=lambda item: item[0])
+        found.append(compressed(job, plan, seconds, *price))
     best = min(found, key=lambda item: item[0], default=None)
     return best[1] if best and best[0] < search.limit * (1 - 1e-9) else None

@@ -31,7 +31,7 @@ FORBIDDABLE = {
     "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
     "uneven": "stages with different numbers of blocks", "swap": "swap to other devices (MPress)",
     "stagewise": "different recomputation in different stages", "park": "activations on the host",
-    "partial": "offload of a part of something",
+    "partial": "offload of a part of something", "compression": "compressed gradients",
 }  # fmt: skip
 
 

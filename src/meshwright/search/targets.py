@@ -15,7 +15,7 @@ from meshwright.search.limits import Limits
 
 # No framework but ours takes these: chosen operators, ways that change inside a stage or between stages, cuts inside a
 # block, axes in any order, swaps between devices, fractions of offload.
-_OURS = ("adaptive", "mixed", "stagewise", "split", "placement", "swap", "partial")
+_OURS = ("adaptive", "mixed", "stagewise", "split", "placement", "swap", "partial", "compression")
 
 
 @dataclass(frozen=True)
