@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, permutations, product
+from itertools import accumulate, pairwise, permutations, product
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,7 @@ class _Balance:
         best: tuple[float, Cuts] | None = None
         for _ in range(_ROUNDS):
             cuts = _balanced(plain, self.home, weight, places)
-            if cuts is None:
+            if cuts is None or self._at_least(plain, cuts) > _HOPELESS * limit:
                 return None
             value, times = self._value(cuts)
             if best is None or value < best[0]:
@@ -246,6 +246,11 @@ class _Balance:
         rows = self._rows(each)
         times, ends = ([float(pair[i][rows[k]]) for pair, k in zip(each, self.home, strict=True)] for i in (0, 1))
         return sum(times) + self._more(max(times)) + max(ends), times
+
+    def _at_least(self, plain: list[list[float]], cuts: Cuts) -> float:
+        """Seconds of the step if nothing had to be repeated."""
+        times = [plain[k][b] - plain[k][a] for k, (a, b) in zip(self.home, pairwise(cuts), strict=True)]
+        return sum(times) + float(self._more(max(times)))
 
     def _more(self, slowest: Array) -> Array:
         """Seconds of all micro-batches but one."""
