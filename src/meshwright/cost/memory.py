@@ -276,11 +276,12 @@ def _kept_by_span(
 
 def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int, runtime: Runtime) -> float:
     """Bytes that the spans of other groups swap to a device of this one, spread over all its devices."""
-    if not any(span.swap for stage in pipeline.stages for span in stage.spans):
-        return 0.0
+    sending = {
+        s for s, stage in enumerate(pipeline.stages) for span in stage.spans if span.swap and span.swap.to in mine
+    }
     parked = 0.0
     here = len(pipeline.stages[min(mine)].ranks)
-    for group in range(groups):
+    for group in sorted({group_of_stage(pipeline.schedule, len(pipeline.stages), s) for s in sending}):
         senders = stages_of(pipeline, group)
         held = names_held(job, pipeline, senders)
         sent = []

@@ -52,9 +52,11 @@ _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 12  # tables whose best choices are looked at first
 _HEAD = 6  # of each
 _FIRST = 24  # pipelines that are looked at then, and choices of each before there is a plan
+_WIDER = 8  # times as many get their cuts and their bubble for that
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
+_SEVERAL = 8  # grids that are bounded together first
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
@@ -264,25 +266,30 @@ class Search:
                 if (bound < self.limit).any():
                     hopes.append((float(bound.min()), shape, mine[bound < self.limit]))
         if most:
-            hopes = heapq.nsmallest(most, hopes, key=lambda item: item[0])
+            hopes = heapq.nsmallest(_WIDER * most, hopes, key=lambda item: item[0])
         found = []
         for _, shape, rows in hopes if not self.late else []:
-            rows = self._hopeful(shape, rows, bare_, shape.micro_batches * screen.work[rows])
+            least, rows = self._hopeful(shape, rows, bare_, shape.micro_batches * screen.work[rows])
             if len(rows):
-                found.append((shape, rows))
-        return found
+                found.append((least, shape, rows))
+        if most:
+            found = heapq.nsmallest(most, found, key=lambda item: item[0])
+        return [(shape, rows) for _, shape, rows in found]
 
-    def _hopeful(self, shape: Shape, rows: Array, bare_: Timed, work: Array) -> Array:
-        """Of some grids those that may win with one of the cuts, bubble included."""
-        cuts = self.cuts(shape)
+    def _hopeful(self, shape: Shape, rows: Array, bare_: Timed, work: Array) -> tuple[float, Array]:
+        """Of some grids those that may win with one of the cuts, bubble included, and the least bound."""
+        cuts, nothing = self.cuts(shape), (float("inf"), rows[:0])
         if not len(cuts):
-            return rows[:0]
+            return nothing
         columns = tuple(column[:, rows] for column in bare_.columns)
         part = np.flatnonzero(self._averaged(shape, work, columns) < self.limit)
+        if len(part) > _SEVERAL:  # were one of them best in every respect
+            ideal = tuple(column[:, part].min(axis=1, keepdims=True) for column in columns)
+            part = part if quick_seconds(self.setting, shape, cuts, ideal).min() < self.limit else part[:0]
         if not len(part):
-            return rows[:0]
-        bound = quick_seconds(self.setting, shape, cuts, tuple(column[:, part] for column in columns))
-        return rows[part[(bound < self.limit).any(axis=0)]]
+            return nothing
+        bound = quick_seconds(self.setting, shape, cuts, tuple(column[:, part] for column in columns)).min(axis=0)
+        return float(bound.min()), rows[part[bound < self.limit]]
 
     def _spare(self, bare_: Timed, wanted: list[tuple[Shape, Array]]) -> Array:
         """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
