@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+from threadpoolctl import threadpool_limits
 
 from meshwright.cluster import Cluster
 from meshwright.cost.constants import DEFAULT, Constants
@@ -75,7 +76,9 @@ def plan(
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     limits = Limits.of(fix, forbid, headroom)
     _checked(job, limits, time_limit, solver)
-    found = _planned(with_less_memory(job, headroom), framework, limits, time_limit, solver, progress, constants)
+    # Products of small matrices: a second thread of the library spends its time waiting.
+    with threadpool_limits(1, user_api="blas"):
+        found = _planned(with_less_memory(job, headroom), framework, limits, time_limit, solver, progress, constants)
     if not headroom:
         return found
     priced = estimate(job, on_job(found.plan, job), framework, constants)
