@@ -1,9 +1,9 @@
 """The search: every shape in the order of its bound, until no bound is below the best plan found.
 
 1. Grids of equal stage size and micro-batch form a table with a bound (`tables.py`).
-2. Of every table, pipelines that would win if one choice were best in every respect are kept.
-3. Choices (with ZeRO levels and states on the host) are priced; bounds with the bubble, then with the memory of all
-   devices, then with the memory of each group drop nearly all of them (`shapes.py`).
+2. Of every table, pipelines are kept that some grid may win in (`screen.py`, `hopes.py`).
+3. Choices (with ZeRO levels and states on the host) are priced; bounds with the memory of all devices, then with the
+   bubble, then with the memory of each group drop nearly all of them (`bounds.py`).
 4. What is left is settled and simulated, least bound first (`stages.py`, `timing.py`).
 """
 
@@ -27,16 +27,16 @@ from meshwright.search.bounds import (
     least_seconds,
     plain_seconds,
     pooled_seconds,
-    quick_seconds,
     shortest,
 )
 from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids, fold, foldings
+from meshwright.search.hopes import averaged, hopeful, spare
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
-from meshwright.search.prices import Chain, Columns, Priced, prices
+from meshwright.search.prices import Chain, Priced, prices
 from meshwright.search.screen import Screen, holdable, least_end, possible, updates, useful
 from meshwright.search.shapes import Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
@@ -56,7 +56,6 @@ _WIDER = 8  # times as many get their cuts and their bubble for that
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
-_SEVERAL = 8  # grids that are bounded together first
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
@@ -224,12 +223,12 @@ class Search:
         kept = undominated(bare_, self.site)
         full, bare_ = full.take(kept), bare_.take(kept)
         wanted = self._wanted(bare_, some, most)
-        spare = self._spare(bare_, wanted)
-        chosen = np.flatnonzero(spare > 0)
+        left = spare(self.setting, bare_, wanted, self.limit)
+        chosen = np.flatnonzero(left > 0)
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
         parents = chosen[parents]
         kept = holdable(self.setting, everything, self.most_groups)
-        kept = np.flatnonzero(kept & (updates(self.setting, self.site, everything) < spare[parents]))
+        kept = np.flatnonzero(kept & (updates(self.setting, self.site, everything) < left[parents]))
         if not len(kept):
             return
         everything, parents = everything.take(kept), parents[kept]
@@ -245,7 +244,7 @@ class Search:
             mine = np.flatnonzero(mask[parents])
             mine = mine[screen.least(shape, mine) < self.limit]
             columns = tuple(column[:, mine] for column in rough.columns)
-            bound = self._averaged(shape, screen.total(shape, mine), columns)
+            bound = averaged(self.setting, self._cutter, shape, screen.total(shape, mine), columns)
             near = np.flatnonzero(bound < self.limit)
             if len(near):
                 items.append((shape, mine[near], bound[near]))
@@ -269,43 +268,13 @@ class Search:
             hopes = heapq.nsmallest(_WIDER * most, hopes, key=lambda item: item[0])
         found = []
         for _, shape, rows in hopes if not self.late else []:
-            least, rows = self._hopeful(shape, rows, bare_, shape.micro_batches * screen.work[rows])
+            work = shape.micro_batches * screen.work[rows]
+            least, rows = hopeful(self.setting, self._cutter, shape, rows, bare_, work, self.limit)
             if len(rows):
                 found.append((least, shape, rows))
         if most:
             found = heapq.nsmallest(most, found, key=lambda item: item[0])
         return [(shape, rows) for _, shape, rows in found]
-
-    def _hopeful(self, shape: Shape, rows: Array, bare_: Timed, work: Array) -> tuple[float, Array]:
-        """Of some grids those that may win with one of the cuts, bubble included, and the least bound."""
-        cuts, nothing = self.cuts(shape), (float("inf"), rows[:0])
-        if not len(cuts):
-            return nothing
-        columns = tuple(column[:, rows] for column in bare_.columns)
-        part = np.flatnonzero(self._averaged(shape, work, columns) < self.limit)
-        if len(part) > _SEVERAL:  # were one of them best in every respect
-            ideal = tuple(column[:, part].min(axis=1, keepdims=True) for column in columns)
-            part = part if quick_seconds(self.setting, shape, cuts, ideal).min() < self.limit else part[:0]
-        if not len(part):
-            return nothing
-        bound = quick_seconds(self.setting, shape, cuts, tuple(column[:, part] for column in columns)).min(axis=0)
-        return float(bound.min()), rows[part[bound < self.limit]]
-
-    def _spare(self, bare_: Timed, wanted: list[tuple[Shape, Array]]) -> Array:
-        """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
-        work = self.chain.counts[-1] @ (bare_.forward + bare_.backward)
-        spare = np.zeros(len(work))
-        for shape, rows in wanted:
-            left = shape.groups * self.setting.within(shape, self.limit) - shape.micro_batches * work[rows]
-            spare[rows] = np.maximum(spare[rows], left)
-        return spare
-
-    def _averaged(self, shape: Shape, work: Array, columns: Columns) -> Array:
-        """(choice,): no plan is faster, by the average over the groups of what stands before them and their work."""
-        around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
-        lead = self._cutter.lead(homes_of(shape), shape.devices, shape.micro_batches)
-        before = (lead @ around).min(axis=0)
-        return self.setting.total(shape, (before + work) / shape.groups)
 
     def _shapes(self, table: Table) -> Iterator[Shape]:
         """Pipelines that would win if one choice were best in every respect, and layers could be cut at will."""
