@@ -6,7 +6,7 @@ few columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -103,10 +103,21 @@ class Chain:
         opens = [bool(layer.block) and layer.opens_block for layer in self.model.layers]
         return np.concatenate([[0], np.cumsum(opens)])
 
+    def any_special(self, held: Sequence[tuple[int, int]]) -> bool:
+        """Whether some ranges of layers read or share what another layer holds."""
+        return any(self._special_before[high] > self._special_before[low] for low, high in held)
+
+    def any_tied(self, held: Sequence[tuple[int, int]]) -> bool:
+        """Whether some ranges of layers share the weights of another layer."""
+        return any(self._tied_before[high] > self._tied_before[low] for low, high in held)
+
     @cached_property
-    def special_before(self) -> list[int]:
-        """How many layers that read or share what another layer holds stand before each place."""
+    def _special_before(self) -> list[int]:
         return [0, *accumulate(bool(layer.reads or layer.tied_to) for layer in self.model.layers)]
+
+    @cached_property
+    def _tied_before(self) -> list[int]:
+        return [0, *accumulate(bool(layer.tied_to) for layer in self.model.layers)]
 
 
 @dataclass(frozen=True)

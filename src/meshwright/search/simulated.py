@@ -86,22 +86,20 @@ def _settle(
     known: dict[object, Settled], most: float,
 ) -> Settled:  # fmt: skip
     """The modes of one group; groups with the same layers and as much in flight are settled once."""
-    held = shape.ranges(cuts, group)
-    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
+    chain, held = setting.chain, shape.ranges(cuts, group)
     mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
-    counts = setting.chain.counts
-    ends_here = (held[0][0] == 0, held[-1][1] == len(setting.chain.sort))
-    key = (mixes, ends_here, *((int(setting.chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
-    if more is None and key in known:
+    counts, special = chain.counts, chain.any_special(held)
+    ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
+    key: tuple[object, ...] = (mixes, *held)
+    if not special:  # what a group holds matters, not where it stands
+        key = (mixes, ends_here, *((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
+    if key in known:
         same = known[key]
         return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
-    buffers = received(setting, shape, Family([cuts], setting.chain.counts), table)[0, group]
-    found = settle(
-        setting.chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most
-    )
-    if more is None:
-        known[key] = found
-    return found
+    more = extras(setting.job, chain, table, held, setting.runtime, setting.gradient_bytes) if special else None
+    buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
+    known[key] = settle(chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most)
+    return known[key]
 
 
 def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: list[Settled]) -> StageTimes:
@@ -123,9 +121,10 @@ def _ending(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: St
 
 
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
-    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
-    if more is None:
+    if not setting.chain.any_tied(held):
         return 0.0
+    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
+    assert more is not None
     cluster, here = setting.job.cluster, group * shape.devices
     fixed = send_seconds(cluster, 0.0, here, 0, setting.constants)
     per_byte = (send_seconds(cluster, 1e9, here, 0, setting.constants) - fixed) / 1e9

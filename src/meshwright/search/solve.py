@@ -56,6 +56,7 @@ _WIDER = 8  # times as many get their cuts and their bubble for that
 _MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
+_CLOSE = 1.02  # the same in the end, for cuts that are moved with more care
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
@@ -186,7 +187,7 @@ class Search:
         if self.best and self.best[0].shape.stages > _POLISHED and self.limits.allows("uneven"):
             self._keep(polished(self.setting, self.places, self.modes, self.best[0]))
         for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
-            if found.seconds >= _NEAR * self.limit or not self.limits.allows("uneven") or self.late:
+            if found.seconds >= _CLOSE * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
             known: dict[object, Settled] = {}
             starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape).cuts, known)

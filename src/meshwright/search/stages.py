@@ -74,7 +74,7 @@ def sums(chain: Chain, where: Range, per_sort: Array) -> Array:
 def extras(job: Job, chain: Chain, table: Prices, held: list[Range], runtime: Runtime, size: float) -> Extras | None:
     """For a group that holds some ranges of layers; `size` is bytes per gradient as it travels. None: nothing."""
     layers = chain.model.layers
-    if not any(chain.special_before[high] > chain.special_before[low] for low, high in held):
+    if not chain.any_special(held):
         return None
     here = {layers[i].name for low, high in held for i in range(low, high)}
     none = np.zeros(len(table.choices))
