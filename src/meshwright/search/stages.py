@@ -258,8 +258,9 @@ def _try_splits(
         return (one + more)[:, pairs[:, 0]] + two[:, pairs[:, 1]]
 
     def peak(pieces: list[Array], modes: Array) -> Array:
-        found = np.stack([table.moment[:, rows][..., some].max(axis=1) for rows in pieces])
-        return found[:, modes]
+        """(split, pair, choice); most splits have the same pieces on either side."""
+        known = {rows.tobytes(): table.moment[:, rows][..., some].max(axis=1)[modes] for rows in _distinct(pieces)}
+        return np.stack([known[rows.tobytes()] for rows in pieces])
 
     moment = np.maximum(
         peak([chain.pieces_in(where[0], split) for split in splits], pairs[:, 0]),
@@ -272,6 +273,10 @@ def _try_splits(
         fits &= (away <= room.host) | (away <= 0)
     time = np.where(fits, both(table.forward + table.backward), np.inf)
     best.offer_splits(some, time, pairs, splits)
+
+
+def _distinct(arrays: list[Array]) -> list[Array]:
+    return list({array.tobytes(): array for array in arrays}.values())
 
 
 def _largest(arrays: list[Array]) -> Array:
