@@ -127,7 +127,9 @@ def _show(cluster: Cluster) -> None:
     out.print(Text(f"{cluster.name}: {cluster.devices} devices", style="bold"))
     used: dict[str, int] = {}
     for number, group in enumerate(cluster.groups):
-        out.print(f"\ngroup {number}: {group.nodes} nodes x {group.devices_per_node} {group.device.title}")
+        nodes = "1 node" if group.nodes == 1 else f"{group.nodes} nodes"
+        host = f", {size(group.host_memory)} of host memory per node" if group.host_memory else ""
+        out.print(f"\ngroup {number}: {nodes} x {group.devices_per_node} {group.device.title}{host}")
         out.print(_numbers(group.device, used))
         out.print(_links(group, used))
     if cluster.between:
