@@ -175,11 +175,16 @@ def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, in
     """One of each sort of span, with how many there are: where layers choose for themselves, many spans are short."""
     found: dict[tuple[object, ...], tuple[Span, int]] = {}
     for span in spans:
-        layers = layers_of(job.model, span.layers) if len(spans) > 1 else ()
-        sorts = tuple((*sort_of(layer), layer.name in copies) for layer in layers)
-        first, number = found.get((replace(span, layers=""), sorts), (span, 0))
-        found[replace(span, layers=""), sorts] = (first, number + 1)
+        copied = any(layer.name in copies for layer in layers_of(job.model, span.layers)) if copies else False
+        sort = (*_sort_of_span(job, span), span.layers if copied else "")
+        first, number = found.get(sort, (span, 0))
+        found[sort] = (first, number + 1)
     return list(found.values())
+
+
+def _sort_of_span(job: Job, span: Span) -> tuple[object, ...]:
+    """Equal for spans of layers that cost the same, run in the same way."""
+    return replace(span, layers=""), *map(sort_of, layers_of(job.model, span.layers))
 
 
 def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Runtime) -> float:
@@ -263,7 +268,7 @@ def _kept_by_span(
     for span in pipeline.stages[stage].spans:
         cut = cut_of(span, 1, job, runtime)  # bytes are linear in samples
         layers = layers_of(job.model, span.layers)
-        sort = (replace(span, layers=""), *map(sort_of, layers))
+        sort = _sort_of_span(job, span)
         if sort not in known:
             known[sort] = _kept(job, span, cut)
         kept = known[sort]

@@ -99,7 +99,7 @@ def with_all_choices(search: Search, found: Found) -> Found:
     return dataclasses.replace(found, table=table, row=0)
 
 
-def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False, named: bool = False) -> list[Way]:
+def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
     """Ways that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, _seconds(search, found))

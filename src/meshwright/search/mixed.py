@@ -127,14 +127,12 @@ class MixedSearch:
         """
         first = self.job.cluster.first_rank
         whole = [self._whole(i) for i in range(len(self.job.cluster.groups))]
-        frames = [s.frame or framed(s.job, s.chain, s.site, self.limits) for s in whole]
-        found = [
-            tables(s.job, s.chain, s.site, self.limits, s.most_groups, f) for s, f in zip(whole, frames, strict=True)
-        ]
-        kinds = [
-            Kind(i, first(i), search, {(t.size, t.micro_batches): t for t in every})
-            for i, (search, every) in enumerate(zip(whole, found, strict=True))
-        ]
+        kinds = []
+        for i, s in enumerate(whole):
+            every = tables(
+                s.job, s.chain, s.site, self.limits, s.most_groups, framed(s.job, s.chain, s.site, self.limits)
+            )
+            kinds.append(Kind(i, first(i), s, {(t.size, t.micro_batches): t for t in every}))
         waiting = lines(kinds, self.limit)
         self.finished = bool(self.best)
         if not self.best:

@@ -15,7 +15,7 @@ from meshwright.search.prices import Prices
 from meshwright.search.shapes import Setting, Shape
 from meshwright.search.timed import Timed
 from meshwright.search.timing import SPLIT
-from meshwright.search.ways import Choices, away, cut_of
+from meshwright.search.ways import AWAY, Choices, away, cut_of
 
 Array = Any
 
@@ -30,9 +30,8 @@ class Screen:
         self.setting = setting
         self.work = every @ (forward + backward)  # seconds of one micro-batch in all layers
         self.update, self.states = least_end + 0 * self.work, 0 * self.work
-        self.moved: list[
-            tuple[Array, Array, Array]
-        ] = []  # seconds of all layers, of any group at least, and to hide in
+        # Of gradients and parameters: seconds of all layers, of any group at least, and of computation to hide under.
+        self.moved: list[tuple[Array, Array, Array]] = []
         if isinstance(table, Prices):
             self.update, self.states = every @ table.update, every @ table.states
             windows = (backward, forward)
@@ -85,8 +84,7 @@ def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = T
 
 def possible(setting: Setting, choices: Choices, groups: int) -> Array:
     """Grids whose states fit in one way or another: all sharded, on the devices or on the host."""
-    ways = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
-    return np.logical_or.reduce([holdable(setting, sharded(choices, *away_), groups) for away_ in ways])
+    return np.logical_or.reduce([holdable(setting, sharded(choices, *fractions), groups) for fractions in AWAY])
 
 
 def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:

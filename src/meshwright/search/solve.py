@@ -41,7 +41,7 @@ from meshwright.search.screen import Screen, holdable, least_end, possible, upda
 from meshwright.search.shapes import Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room, Settled
-from meshwright.search.tables import Frame, Table, framed, tables
+from meshwright.search.tables import Frame, Table, framed, numbers, tables
 from meshwright.search.timed import Timed, timed, undominated
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, joined, with_states
@@ -256,11 +256,10 @@ class Search:
         """Every pipeline of some tables (or the `most` of least bound) with the grids that may win in it."""
         choices = bare_.choices
         screen = Screen(self.setting, bare_, least_end(self.setting, self.site, choices, self.most_groups))
-        home = choices.grids.devices * (self.job.global_batch + 1) + choices.micro_batch
+        home = numbers(self.job, choices)
         hopes: list[tuple[float, Shape, Array]] = []
         for table in some:
-            samples = self.job.global_batch // table.micro_batches
-            mine = np.flatnonzero(home == table.size * (self.job.global_batch + 1) + samples)
+            mine = np.flatnonzero(home == numbers(self.job, table.choices)[0])
             for shape in self._shapes(table) if len(mine) and not self.late else []:
                 bound = screen.least(shape, mine)
                 if (bound < self.limit).any():

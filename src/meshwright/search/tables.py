@@ -16,7 +16,7 @@ from meshwright.plan import Job
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
-from meshwright.search.timed import kinds, meeting, passes_of
+from meshwright.search.timed import alike, kinds, meeting, passes_of
 from meshwright.search.ways import Choices, bare
 
 Array = Any
@@ -67,15 +67,13 @@ class Frame:
     """Candidates with the times of all layers but those of experts, which other schedules may hide more of."""
 
     choices: Choices
-    unique: Choices  # one of each kind: they cut a layer alike and meet the same links, whatever their data parallelism
+    unique: Choices  # one of each kind (`timed.alike`)
     back: Array  # (choice,): its kind
     passes: tuple[Array, ...]  # (sort, kind) each, as `passes_of` gives them
 
     @staticmethod
     def of(job: Job, chain: Chain, site: Site, choices: Choices) -> Frame:
-        g = choices.grids
-        links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
-        first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
+        first, back = alike(choices, site)
         unique = choices.take(first)
         others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
         return Frame(choices, unique, back, passes_of(job, chain, unique, site, others))
@@ -95,7 +93,7 @@ def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int,
     seconds = (chain.counts[-1] @ (forward + backward))[back]
     groups = np.minimum(job.cluster.devices // every.grids.devices, most_groups)
     least = job.global_batch // every.micro_batch * seconds / groups + site.runtime.step_seconds
-    keys = every.grids.devices * (job.global_batch + 1) + every.micro_batch
+    keys = numbers(job, every)
     order = np.lexsort((least, keys))
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     found = []
@@ -109,6 +107,11 @@ def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int,
             )
         )  # fmt: skip
     return sorted(found, key=lambda table: table.promise)
+
+
+def numbers(job: Job, choices: Choices) -> Array:
+    """(choice,): the number of the table it belongs to."""
+    return choices.grids.devices * (job.global_batch + 1) + choices.micro_batch
 
 
 def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> float:

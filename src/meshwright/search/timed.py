@@ -44,11 +44,17 @@ class Timed:
 
 def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
     """Time all choices; data parallelism does not matter, so that few of them differ."""
-    g = choices.grids
-    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
-    first, back = kinds(g.tp, g.sp, g.ulysses, g.ring, g.ep, g.etp, choices.samples, *links)
+    first, back = alike(choices, site)
     found = passes_of(job, chain, choices.take(first), site, range(len(chain.sorts)))
     return Timed(choices, *(part[:, back] for part in found))
+
+
+def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """Choices that are the first of their kind, and the kind of every choice: they cut a layer alike and meet the same
+    links, whatever their data parallelism."""
+    g = choices.grids
+    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
+    return kinds(g.tp, g.sp, g.ulysses, g.ring, g.ep, g.etp, choices.samples, *links)
 
 
 def kinds(*parts: Array) -> tuple[Array, Array]:

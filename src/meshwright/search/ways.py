@@ -19,7 +19,7 @@ from meshwright.search.limits import Limits
 
 Array = Any
 # Offloaded fractions of optimizer states and parameters: nothing, optimizer states, both.
-_AWAY = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+AWAY = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Arra
             part = bare_.take(chosen)
             group = near[chosen] if hybrid else np.zeros(len(chosen), dtype=np.int64)
             part = replace(part, zero=np.full(len(chosen), level), zero_group=group)
-            for fractions in _AWAY if _may_offload(job, limits) else _AWAY[:1]:
+            for fractions in AWAY if _may_offload(job, limits) else AWAY[:1]:
                 parts.append(away(part, *fractions))
                 parents.append(chosen)
     if not parts:
