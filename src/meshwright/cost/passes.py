@@ -42,12 +42,13 @@ def layer_passes(
     backward pass, in bytes, of which a part may be moved away; `parked` is the device that swaps go to.
     """
     found = Passes(*_own(time), weight_gradient=time.work.weight_gradient)
-    own = {when: found.total(when) for when in PASSES}
+    window = {when: found.total(when) for when in PASSES}  # seconds under which a transfer may hide
     for name, both in _beside(layer, ways, kept, site, parked).items():
         # Sharded weights are gathered ahead of the forward pass, gradients scattered behind the backward pass.
         ours = (site.runtime.overlap_parameters, site.runtime.overlap_gradients) if name == "zero" else (True, True)
         for when, moved, hides in zip(PASSES, both, ours, strict=True):
-            under = np.minimum(moved, own[when]) if hides else 0.0
+            under = np.minimum(moved, window[when]) if hides else 0.0
+            window[when] = window[when] + moved - under  # others go on while the device waits for this one
             found.spent[when, name] = moved - under + site.constants.contention * under
             found.hidden[when, name] = under
     _wait_for_host(found, time.work.kernels, site)

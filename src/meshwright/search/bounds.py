@@ -1,7 +1,7 @@
 """Seconds below which no plan of a shape can be, for many choices and several cuts at once.
 
 Three bounds, each higher and dearer than the one before: with the bubble of the schedule; with the memory of all
-devices in one pool; with the memory of each group of devices.
+devices in one pool as well; with the memory of each group of devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import numpy as np
 from meshwright.search.cuts import Family
 from meshwright.search.prices import Columns, Prices
 from meshwright.search.shapes import Setting, Shape, received, sends, stages_of
-from meshwright.search.timing import SPLIT, StageTimes, alive, least_ends, membership, pick, quick_ends
+from meshwright.search.timing import (
+    SPLIT,
+    StageTimes,
+    alive,
+    busy_ends,
+    least_ends,
+    membership,
+    passed_up,
+    pick,
+)
 
 Array = Any
 
@@ -33,36 +42,47 @@ def shortest(shape: Shape, early: Array) -> Array:
 
 
 def quick_seconds(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> Array:
-    """(cuts, choice): no plan is faster, as if nothing had to be repeated and nothing followed the last micro-batch."""
-    free = _free_times(setting, shape, cuts, columns)
-    done = quick_ends(shape.schedule, shape.groups, shape.micro_batches, free).max(axis=1)
-    return setting.total(shape, done).reshape(len(cuts), -1)
+    """(cuts, choice): no plan is faster: what stands before a group, and its work; nothing is repeated or sent."""
+    forward, backward = columns[:2]
+    groups, count = shape.groups, forward.shape[1]
+    work = shape.micro_batches * cuts.held[:, stages_of(shape)].sum(axis=2)  # (cuts, group, sort)
+    before = np.zeros_like(work)  # what must pass the first micro-batch on before the group begins
+    np.cumsum(cuts.held[:, : groups - 1], axis=1, out=before[:, 1:])
+    both = forward + backward
+    # Where gradients of weights wait, others may end before it; else the last micro-batch comes back through them.
+    split = shape.schedule.name in SPLIT
+    done = summed(work, both) + summed(before, forward) if split else summed(work + before, both)
+    return setting.total(shape, done.max(axis=1)).reshape(len(cuts), count)
 
 
-def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
-    """(cuts, choice): no plan is faster, as if nothing had to be repeated."""
-    free = _free_times(setting, shape, cuts, table.columns)
-    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
-    return setting.total(shape, joined(done, *ending(setting, shape, cuts, table, free))).reshape(len(cuts), -1)
+def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, extra: Array) -> Array:
+    """(cuts, choice): no plan is faster, as if nothing had to be repeated but what `pooled_extra` says."""
+    free = free_times(setting, shape, cuts, table.columns)
+    late, update = ending(setting, shape, cuts, table, free)
+    busy, paths = busy_ends(shape.schedule, shape.groups, shape.micro_batches, free)
+    done = joined(passed_up(shape.schedule, shape.micro_batches, busy, paths), late, update)
+    # Every group works until its end, and longer where memory is short: so late is their mean at least.
+    mean = setting.total(shape, (busy + late + update).mean(axis=1)).reshape(len(cuts), -1)
+    return np.maximum(setting.total(shape, done).reshape(len(cuts), -1), mean + setting.longer(shape, extra))
 
 
-def pooled_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
-    """(choice,): no plan with any of the cuts is faster, if all devices could share their memory and their work.
+def pooled_extra(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array]:
+    """(cuts, choice): seconds per micro-batch that all groups together lose at least, where each is short of memory;
+    and how many of them once the groups have begun to go back.
 
-    The least time of all layers, mixed in any proportion of modes, whose bytes fit into the memory of all devices.
+    The sum of what `_memory_asks` says of every group at the same prices, which takes no arrays of groups.
     """
-    room, every = setting.room, setting.chain.counts[-1]
-    flying = np.einsum("k,qks->qs", alive(shape.schedule, shape.groups, shape.micro_batches), cuts.held).min(axis=0)
-    seconds = np.einsum("s,rsc->rc", every, table.forward + table.backward)
-    need = room.loose * np.einsum("s,rsc->rc", flying, table.kept)
-    moment = table.moment.min(axis=(0, 1))
-    budget = shape.groups * (room.memory - room.overhead - room.loose * moment)
-    budget = budget - np.einsum("s,sc->c", every, table.states)
-    budget = budget - room.loose * received(setting, shape, cuts, table).sum(axis=1).min(axis=0)
-    best = _mixed(np.where(need <= budget, seconds, np.inf).min(axis=0), seconds, need - budget)
-    ends_ = np.einsum("s,sc->c", every, table.reduce + table.gather) * setting.constants.contention
-    work = shape.micro_batches * best + ends_ + np.einsum("s,sc->c", every, table.update)
-    return setting.total(shape, work / shape.groups)
+    room, alive_ = setting.room, _alive(shape)
+    most = alive_.max(axis=1)  # (group,)
+    held = cuts.held[:, stages_of(shape)]
+    weights = (held * (alive_ / most[:, None])[..., None]).sum(axis=(1, 2))  # (cuts, sort)
+    per_state = (held.sum(axis=2) / most[:, None]).sum(axis=1)  # (cuts, sort): bytes of states by what a byte is worth
+    moment = table.moment.min(axis=(0, 1)) + table.buffers
+    left = (1 / most).sum() * (room.memory - room.overhead - room.loose * moment) - per_state @ table.states
+    left = left - room.loose * (received(setting, shape, cuts, table) / most[:, None]).sum(axis=1)
+    host = np.maximum((1 / most).sum() * room.host - per_state @ table.host, 0.0)
+    part = np.minimum(most / shape.micro_batches, 1.0).max()
+    return _asked(table, weights, left / room.loose, host, part)
 
 
 def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
@@ -72,17 +92,19 @@ def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, l
     could be mixed in any proportion (the lower hull of seconds over bytes).
     """
     size = (len(cuts), len(table.choices))
-    free = _free_times(setting, shape, cuts, table.columns)
-    late = ending(setting, shape, cuts, table, free)
+    free = free_times(setting, shape, cuts, table.columns)
+    late, update = ending(setting, shape, cuts, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free)
-    bound = setting.total(shape, joined(done, *late)).reshape(size)
+    bound = setting.total(shape, joined(done, late, update)).reshape(size)
     near = np.flatnonzero((bound < limit).any(axis=0))
-    if not len(near) or len(table.kept) == 1:
+    if not len(near) or table.relaxed is None:
         return bound
-    extra = _memory_asks(setting, shape, cuts, table.take(near))
+    asked = _memory_asks(setting, shape, cuts, table.take(near))
     wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
-    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), extra)
-    exact = setting.total(shape, joined(done, late[0][wide], late[1][wide]))
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), *asked)
+    # Longer passes hide more of what ends the step, second for second, but for what contention leaves of each.
+    hidden = np.minimum((1 - setting.constants.contention) * asked[0], late[wide])
+    exact = setting.total(shape, joined(done, late[wide] - hidden, update[wide]))
     bound[:, near] = exact.reshape(len(cuts), len(near))
     return bound
 
@@ -91,7 +113,7 @@ def joined(done: Array, late: Array, update: Array) -> Array:
     return (done + late).max(axis=1) + update.max(axis=1)
 
 
-def _free_times(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> StageTimes:
+def free_times(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> StageTimes:
     """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
     forward, backward, weight, passed_on = columns
     chain, count = setting.chain, forward.shape[1]
@@ -143,57 +165,56 @@ def ending(
     return late, total(table.update)
 
 
-def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
-    """(candidate, group): seconds per micro-batch that memory costs at least; infinite where nothing fits."""
-    room = setting.room
+def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array]:
+    """(candidate, group): seconds per micro-batch that memory costs at least, and how many of them once the group has
+    begun to go back."""
+    room, alive_ = setting.room, _alive(shape)
+    most = alive_.max(axis=1)[:, None]  # (group, 1)
     held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
-    seconds = _summed(every, table.forward + table.backward)
-    per_group = alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]  # (group, its stage)
-    in_flight = (per_group[None, :, :, None] * held).sum(axis=2)
-    flying = _summed(in_flight, table.kept)
+    weights = (held * (alive_ / most)[..., None]).sum(axis=2)  # (cuts, group, sort)
     pieces = _present_pieces(setting, shape, cuts)
-    moment = (table.moment[:, None, None] * pieces[None, ..., None]).max(axis=3)
-    states = _summed(every, table.states)
-    base = states + room.overhead + room.loose * received(setting, shape, cuts, table)
-    need = base + room.loose * (flying + moment.min(axis=0))
-    single = base + room.loose * (flying + moment)
-    parked = _summed(every, table.host) + _summed(in_flight, table.parked)
-    fits = (single <= room.memory) & ((parked <= room.host) | (parked <= 0))
-    best = np.where(fits, seconds, np.inf).min(axis=0)
-    # One block cannot be mixed.
-    several = (_runs(setting, shape, cuts) > 1)[..., None]
-    best = _mixed(best, seconds, need - room.memory, several)
-    asked = np.maximum(best - seconds[0], 0.0)
-    return np.moveaxis(asked, 1, 2).reshape(-1, shape.groups)
+    moment = (table.moment.min(axis=0) * pieces[..., None]).max(axis=2) + table.buffers
+    left = room.memory - room.overhead - summed(every, table.states)
+    left = left - room.loose * (received(setting, shape, cuts, table) + moment)
+    host = np.maximum(room.host - summed(every, table.host), 0.0)
+    part = np.minimum(most / shape.micro_batches, 1.0)
+    asked = _asked(table, weights, left / most / room.loose, host / most, part)
+    return tuple(np.moveaxis(found, 1, 2).reshape(-1, shape.groups) for found in asked)
 
 
-def _mixed(best: Array, seconds: Array, over: Array, allowed: Array | bool = True) -> Array:
-    """`best`, or less: layers in any proportion under a mode that does not fit and one that does.
+def _alive(shape: Shape) -> Array:
+    """(group, its stage): micro-batches that are alive at once."""
+    return alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]
 
-    `over`: (mode, ..) bytes that each mode takes beyond what there is.
+
+def _asked(table: Prices, weights: Array, left: Array, host: Array, part: Array | float) -> tuple[Array, Array]:
+    """(.., choice): seconds per micro-batch that memory costs, by the price that shows most (`relaxed.py`).
+
+    `weights`: (.., sort) layers, those of stages with fewer micro-batches alive only in proportion: what a layer loses
+    is a concave function of the price of its bytes, which is in proportion to the micro-batches, and zero at zero.
+    `left`, `host`: bytes over micro-batches. `part` of the forward passes come before a group goes back.
     """
-    for one, beyond in zip(seconds, over, strict=True):
-        usable = allowed & (beyond > 0) & (over <= 0) & (one < seconds)
-        if usable.any():
-            part = beyond / np.maximum(beyond - over, 1.0)
-            best = np.minimum(best, np.where(usable, one + (seconds - one) * part, np.inf).min(axis=0))
-    return best
+    found = table.relaxed
+    assert found is not None
+
+    def lost(longer: Array) -> Array:
+        """(price, .., choice)"""
+        return (weights.reshape(-1, weights.shape[-1]) @ longer).reshape(len(longer), *left.shape)
+
+    shape = (len(found.device), *[1] * (left.ndim - 1), left.shape[-1])
+    paid = found.device.reshape(shape) * left + found.host.reshape(shape) * host
+    whole = lost(found.longer)
+    extra = np.maximum((whole - paid).max(axis=0), 0.0)
+    if not len(found.longer_back):
+        return extra, extra
+    back = whole + part * (lost(found.longer_back) - whole)
+    return extra, np.maximum((back - paid).max(axis=0), 0.0)
 
 
-def _summed(layers: Array, each: Array) -> Array:
+def summed(layers: Array, each: Array) -> Array:
     """(.., cuts, group, choice): sums over sorts of (cuts, group, sort) layers times (.., sort, choice)."""
     return (layers.reshape(-1, layers.shape[-1]) @ each).reshape(*each.shape[:-2], *layers.shape[:2], each.shape[-1])
-
-
-def _runs(setting: Setting, shape: Shape, cuts: Family) -> Array:
-    """(cuts, group): how many runs of different modes the layers of a group may form, at most."""
-    if not setting.mixed:
-        return np.ones((len(cuts), shape.groups))
-    if shape.schedule.virtual > 1:
-        return np.full((len(cuts), shape.groups), 2)
-    where, opened = cuts.where, setting.chain.opened_before
-    return 1 + opened[where[:, 1:]] - opened[where[:, :-1] + 1]
 
 
 def _present_pieces(setting: Setting, shape: Shape, cuts: Family) -> Array:

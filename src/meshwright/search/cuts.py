@@ -25,7 +25,7 @@ _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
 PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage
-_GRAIN = 0.05  # of a usual layer: weights are no finer
+_GRAIN = 0.1  # of a usual layer: weights are no finer
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -224,9 +224,9 @@ class Cutter:
         self._leads: dict[tuple[tuple[int, ...], tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
-        """Tell what every sort of layer takes; twentieths of a usual layer are enough, and let tables share their cuts."""
-        usual = np.median(seconds[self.sort])
-        self._weights[size, micro_batches] = tuple((np.round(20 * seconds / usual) / 20).tolist())
+        """Tell what every sort of layer takes; tenths of a usual layer are enough, and let tables share their cuts."""
+        usual = np.mean(seconds[self.sort])
+        self._weights[size, micro_batches] = tuple((np.round(10 * seconds / usual) / 10).tolist())
 
     def cuts(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Family:
         """Cuts into stages whose groups of devices are `homes`."""

@@ -33,6 +33,7 @@ from meshwright.search.ways import joined
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
 _NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
+_ROUGH = 1.003  # the closed form of two plans of a shape differs by as much as their steps do, or nearly
 _STARTS = 2
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
@@ -49,24 +50,29 @@ def best_layered(search: Search, solver: str = "exact", time_limit: float | None
         return None
     near = [f for f in search.by_shape.values() if f.seconds < _NEAR * search.limit and f.shape.schedule.virtual == 1]
     near.sort(key=lambda found: found.seconds)
-    better = []
+    better: list[tuple[float, Plan]] = []
     for found in near[:_STARTS]:
-        plan = layered(search, found, solver, time_limit)
+        plan = layered(search, found, solver, time_limit, min((seconds for seconds, _ in better), default=np.inf))
         priced = estimate(search.job, plan, search.runtime, search.constants) if plan else None
         if plan and priced and priced.fits and priced.step_seconds < search.limit * (1 - _WORTH):
             better.append((priced.step_seconds, plan))
     return min(better, key=lambda item: item[0], default=None)
 
 
-def layered(search: Search, found: Found, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
-    """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages."""
+def layered(
+    search: Search, found: Found, solver: str = "exact", time_limit: float | None = None, most: float = np.inf
+) -> Plan | None:
+    """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages, or the exact
+    search sees that none takes `most` seconds or less."""
     if found.shape.schedule.virtual > 1:
         return None
     found = with_all_choices(search, found)
     ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
+    target = _ROUGH * search.setting.within(found.shape, min(most, search.limit))
+    limit = _closed_form(search, found, ways, instance) * target / search.setting.within(found.shape, found.seconds)
     for _ in range(_TRIES):
-        solved = _solved(instance, solver, time_limit)
+        solved = _solved(instance, solver, time_limit, limit)
         if solved is None:
             return None
         plan = _plan(search, found, ways, *solved)
@@ -78,14 +84,26 @@ def layered(search: Search, found: Found, solver: str = "exact", time_limit: flo
     return None
 
 
-def _solved(instance: Instance, solver: str, time_limit: float | None) -> tuple[Any, Any] | None:
-    """Cuts and strategies, by the exact search or by HiGHS."""
+def _closed_form(search: Search, found: Found, ways: list[Way], instance: Instance) -> float:
+    """What the chain problem makes of a plan that the search found: its step is so much more or less than that."""
+    seconds = []
+    for stage, (first, second, split) in enumerate(found.modes):
+        layers = np.arange(found.cuts[stage], found.cuts[stage + 1])
+        one, two = (ways.index((found.row, mode)) for mode in (first, second))
+        seconds.append(instance.time[layers, np.where(layers < split, one, two)].sum())
+    send = instance.send[np.array(found.cuts[1:-1], dtype=int) - 1, ways.index((found.row, found.modes[0][0]))]
+    slowest = max(*seconds, *send, 0.0)
+    return float(sum(seconds) + send.sum() + (instance.micro_batches - 1) * slowest)
+
+
+def _solved(instance: Instance, solver: str, time_limit: float | None, limit: float) -> tuple[Any, Any] | None:
+    """Cuts and strategies, by the exact search (below a limit) or by HiGHS."""
     if solver == "milp":
         from meshwright.search.milp import solve_milp
 
         answer = solve_milp(instance, time_limit)
         return (answer.cuts, answer.strategies) if np.isfinite(answer.value) else None
-    found = solve(instance)
+    found = solve(instance, limit)
     return (found.cuts, found.strategies) if found else None
 
 

@@ -17,16 +17,17 @@ from meshwright.search.bounds import least_seconds
 from meshwright.search.cuts import Cutter, Family
 from meshwright.search.modes import Mode
 from meshwright.search.shapes import Cuts, Found, Setting, homes_of
-from meshwright.search.simulated import best_of
+from meshwright.search.simulated import best_cuts
 from meshwright.search.stages import Settled
 
 Array = Any
-_ROUNDS = 8
+_ROUNDS = 24
 _SLACK = 1.002  # of a plan's time: so much slower it may become if more groups are fast
 _BALANCED = 3  # rounds of balancing with what memory asks of each group
 _SHORT = 32  # stages; longer pipelines have hundreds of neighbours
 _ANYWHERE = 17  # cuts; of longer pipelines layers go to a neighbour, or the next but one
 _TRIED = 6  # neighbours that are simulated in each round
+_SETTLED = 4  # times as many are settled
 
 
 def polished(
@@ -59,17 +60,31 @@ def started(
 ) -> list[Found]:
     """The same choice with other cuts, fastest first: some given ones, and those that weigh how much slower memory
     makes each group."""
-    shape, table = found.shape, found.table.take(np.array([found.row]))
-    seen: dict[Cuts, Found | None] = {found.cuts: found}
-    best, waiting = found, cuts
+    shape = found.shape
+    seen = {found.cuts: found}
+    tried, waiting = {found.cuts}, cuts
     for _ in range(_BALANCED):
-        for cut in waiting:
-            if cut not in seen:
-                other = best_of(setting, shape, cut, table, modes, np.inf, known)
-                seen[cut] = replace(other, table=found.table, row=found.row) if other else None
-        best = min((f for f in seen.values() if f), key=lambda f: f.seconds)
+        new = [cut for cut in dict.fromkeys(waiting) if cut not in tried]
+        tried.update(new)
+        seen |= {other.cuts: other for other in _simulated(setting, modes, found, new, np.inf, known, len(new))}
+        best = min(seen.values(), key=lambda f: f.seconds)
         waiting = cutter.shared(homes_of(shape), _slower(setting, best), _seconds_per_layer(setting, best))
-    return sorted((f for f in seen.values() if f), key=lambda f: f.seconds)
+    return sorted(seen.values(), key=lambda f: f.seconds)
+
+
+def _simulated(
+    setting: Setting, modes: list[Mode], found: Found, cuts: Sequence[Cuts], limit: float, known: dict[object, Settled],
+    tried: int,
+) -> list[Found]:  # fmt: skip
+    """A plan's choice with other cuts: the most promising of those below a limit. One mode for all stages stays so."""
+    one = found.table.take(np.array([found.row]))
+    if setting.stagewise or found.shape.groups == 1:
+        others = best_cuts(setting, found.shape, cuts, one, modes, limit, known, tried)
+    else:
+        mode = found.modes[0][0]
+        others = best_cuts(setting, found.shape, cuts, one.under(mode), [modes[mode]], limit, known, tried)
+        others = [replace(o, modes=tuple((mode, mode, split) for _, _, split in o.modes)) for o in others]
+    return [replace(other, table=found.table, row=found.row) for other in others]
 
 
 def _seconds_per_layer(setting: Setting, found: Found) -> Array:
@@ -100,16 +115,12 @@ def _better(
     cuts = list(neighbours(best.cuts, places))
     if not cuts:
         return None
-    table, found = best.table.take(np.array([best.row])), best
-    family = Family(cuts, setting.chain.counts)
-    bounds = least_seconds(setting, best.shape, family, table, best.seconds)[:, 0]
-    for q in np.argsort(bounds, kind="stable")[:tried]:
-        if bounds[q] >= _SLACK * best.seconds:
-            break
-        other = best_of(setting, best.shape, cuts[q], table, modes, _SLACK * best.seconds, known)
-        if other and other.spread < found.spread * (1 - 1e-9):
-            found = other
-    return replace(found, table=best.table, row=best.row) if found is not best else None
+    most, table = _SLACK * best.seconds, best.table.take(np.array([best.row]))
+    bounds = least_seconds(setting, best.shape, Family(cuts, setting.chain.counts), table, most)[:, 0]
+    near = np.argsort(bounds, kind="stable")[: _SETTLED * tried]
+    others = _simulated(setting, modes, best, [cuts[q] for q in near if bounds[q] < most], most, known, tried)
+    found = min(others, key=lambda other: other.spread, default=best)
+    return found if found.spread < best.spread * (1 - 1e-9) else None
 
 
 def neighbours(cuts: Cuts, places: list[int]) -> Iterator[Cuts]:

@@ -6,10 +6,10 @@ few columns.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ from meshwright.model import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike, sort_of
 from meshwright.search.modes import Mode
+from meshwright.search.relaxed import Relaxed, relaxed
 from meshwright.search.ways import Choices, joined, priced
 
 Array = Any
+Needs = tuple[tuple[tuple[str, int, int], ...], ...]  # of layers elsewhere, by stage: how, which layer, for which sort
 Columns = tuple[Array, Array, Array, Array]  # (sort, choice): forward, backward, weight gradient, bytes passed on
 
 
@@ -103,21 +105,44 @@ class Chain:
         opens = [bool(layer.block) and layer.opens_block for layer in self.model.layers]
         return np.concatenate([[0], np.cumsum(opens)])
 
-    def any_special(self, held: Sequence[tuple[int, int]]) -> bool:
-        """Whether some ranges of layers read or share what another layer holds."""
-        return any(self._special_before[high] > self._special_before[low] for low, high in held)
-
-    def any_tied(self, held: Sequence[tuple[int, int]]) -> bool:
-        """Whether some ranges of layers share the weights of another layer."""
-        return any(self._tied_before[high] > self._tied_before[low] for low, high in held)
+    def elsewhere(self, held: Sequence[tuple[int, int]]) -> Needs:
+        """Per range of layers: what they read or share that lies in none of the ranges, as (how, layer, sort of the
+        layer that needs it); what is read is there once."""
+        found = []
+        for low, high in held:
+            mine: list[tuple[str, int, int]] = []
+            read: set[int] = set()
+            for i in range(bisect_left(self._needy, low), bisect_left(self._needy, high)):
+                for how, source in self._needs[i]:
+                    if source in read or any(first <= source < last for first, last in held):
+                        continue
+                    mine.append((how, source, int(self.sort[self._needy[i]])))
+                    read.update([source] if how == "reads" else [])
+            found.append(tuple(mine))
+        return tuple(found)
 
     @cached_property
-    def _special_before(self) -> list[int]:
-        return [0, *accumulate(bool(layer.reads or layer.tied_to) for layer in self.model.layers)]
+    def every_need(self) -> Needs:
+        """The most that a stage may need of layers elsewhere."""
+        needs = zip(self._needy, self._needs, strict=True)
+        return (tuple({(how, source, int(self.sort[i])) for i, each in needs for how, source in each}),)
 
     @cached_property
-    def _tied_before(self) -> list[int]:
-        return [0, *accumulate(bool(layer.tied_to) for layer in self.model.layers)]
+    def ties(self) -> bool:
+        """Whether some layers share their weights."""
+        return any(layer.tied_to for layer in self.model.layers)
+
+    @cached_property
+    def _needy(self) -> list[int]:
+        """Layers that read or share what another layer holds."""
+        return [i for i, layer in enumerate(self.model.layers) if layer.reads or layer.tied_to]
+
+    @cached_property
+    def _needs(self) -> list[list[tuple[str, int]]]:
+        """Of each of them: how, and which layer."""
+        index, layers = self.model.index, self.model.layers
+        both = [(("reads", layers[i].reads), ("shares", layers[i].tied_to)) for i in self._needy]
+        return [[(how, index(name)) for how, name in each if name] for each in both]
 
 
 @dataclass(frozen=True)
@@ -140,11 +165,12 @@ class Prices:
     passed_on: Array  # bytes handed to the next layer
     received: Array  # bytes of the input
     buffers: Array  # (choice,): bytes of a gradient of each shape of weight, where the runtime keeps them
+    relaxed: Relaxed | None = None  # what memory costs at least, for bounds
 
     def take(self, rows: Array) -> Prices:
         """Of some of the choices."""
-        arrays = {name: getattr(self, name)[..., rows] for name in self.__dataclass_fields__ if name != "choices"}
-        return Prices(choices=self.choices.take(rows), **arrays)
+        arrays = {name: getattr(self, name)[..., rows] for name in _ARRAYS}
+        return Prices(self.choices.take(rows), relaxed=self.relaxed and self.relaxed.take(rows), **arrays)
 
     @property
     def columns(self) -> Columns:
@@ -164,12 +190,18 @@ class Prices:
 
     def beside(self, other: Prices) -> Prices:
         """Of the choices of both."""
-        arrays = {
-            name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1)
-            for name in self.__dataclass_fields__
-            if name != "choices"
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
-        return Prices(choices=joined([self.choices, other.choices]), **arrays)
+        return Prices(joined([self.choices, other.choices]), **arrays)
+
+    def with_relaxed(self, chain: Chain) -> Prices:
+        """With what memory costs at least."""
+        found = relaxed(chain.counts[-1], self.forward, self.backward, self.kept, self.parked)
+        return replace(self, relaxed=found)
+
+
+_ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choices", "relaxed")]
 
 
 def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Site) -> Prices:
@@ -254,18 +286,30 @@ def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, A
 class Priced:
     """Choices priced under every mode when they are first asked for."""
 
-    def __init__(self, everything: Choices, price: Callable[[Choices], Prices]) -> None:
-        self.everything, self.price = everything, price
+    def __init__(self, everything: Choices, chain: Chain, price: Callable[[Choices], Prices]) -> None:
+        self.everything, self.chain, self.price = everything, chain, price
         self.place = np.full(len(everything), -1, dtype=np.int64)
         self.table: Prices | None = None
+        self._lean: Prices | None = None
 
     def take(self, rows: Array) -> Prices:
         """Prices of some of the choices."""
-        new = rows[self.place[rows] < 0]
-        if len(new):
-            more = self.price(self.everything.take(new))
-            known = 0 if self.table is None else len(self.table.choices)
-            self.place[new] = known + np.arange(len(new))
-            self.table = more if self.table is None else self.table.beside(more)
+        self._price(rows)
         assert self.table is not None
         return self.table.take(self.place[rows])
+
+    def lean(self, rows: Array) -> Prices:
+        """The same for bounds: under the first mode only, with what memory costs at least under all of them."""
+        self._price(rows)
+        assert self._lean is not None
+        return self._lean.take(self.place[rows])
+
+    def _price(self, rows: Array) -> None:
+        new = rows[self.place[rows] < 0]
+        if not len(new):
+            return
+        more = self.price(self.everything.take(new))
+        known = 0 if self.table is None else len(self.table.choices)
+        self.place[new] = known + np.arange(len(new))
+        self.table = (more if self.table is None else self.table.beside(more)).with_relaxed(self.chain)
+        self._lean = replace(self.table.under(0), moment=self.table.moment.min(axis=0, keepdims=True))

@@ -93,6 +93,13 @@ class Setting:
         """The step from the time that the slowest group works."""
         return work * self._slower(shape) + self.runtime.step_seconds
 
+    def longer(self, shape: Shape, extra: Array) -> Array:
+        """Seconds by which the mean group ends later at least, if all of them work `extra` more for every micro-batch.
+
+        Of the last one, all but contention may hide what ends the step.
+        """
+        return (shape.micro_batches - 1 + self.constants.contention) * extra / shape.groups * self._slower(shape)
+
     def within(self, shape: Shape, seconds: float) -> float:
         """How long the slowest group may work in a step of so many seconds."""
         return (seconds - self.runtime.step_seconds) / self._slower(shape)
@@ -147,6 +154,8 @@ def sends(setting: Setting, shape: Shape, moved: Array) -> Array:
         padded = [links + links[-1:] * (most - len(links)) for links in every]
         setting.rates[key] = np.array(padded, dtype=float).reshape(shape.stages - 1, most, 2)
     rates = setting.rates[key]
+    if rates.shape[1] == 1:
+        return moved * rates[:, 0, 0] + rates[:, 0, 1]
     return (moved[:, :, None] * rates[:, :, 0] + rates[:, :, 1]).max(axis=2) if moved.size else moved
 
 

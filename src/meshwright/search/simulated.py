@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,13 @@ import numpy as np
 
 from meshwright.cost.collectives import send_seconds
 from meshwright.plan import in_flight
-from meshwright.search.bounds import ending, joined
+from meshwright.search.bounds import ending, free_times, joined, summed
 from meshwright.search.cuts import Family
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Prices
-from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, sends, stages_of
+from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, stages_of
 from meshwright.search.stages import Range, Settled, extras, settle
-from meshwright.search.timing import StageTimes, ends, least_ends, pick
+from meshwright.search.timing import StageTimes, ends, least_ends, most_alive, pick
 
 Array = Any
 _POWER = 24  # of the mean over groups
@@ -33,18 +34,22 @@ def best_of(
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
     most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
-    settled = [_settle(setting, shape, cuts, table, modes, group, known, most) for group in range(shape.groups)]
+    family = Family([cuts], setting.chain.counts)
+    free = free_times(setting, shape, family, table.columns)
+    ample = roomy(setting, shape, family, table, modes)[0].all(axis=1)
+    settled = [
+        _plain(free, mine, cuts) if ample[group] else _settle(setting, shape, cuts, table, modes, group, known, most)
+        for group, mine in enumerate(stages_of(shape))
+    ]
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):
         return None
     part = table
+    times = _times(free, shape, [settled])
     if len(rows) < len(table.choices):
-        part, taken = table.take(rows), [_taken(s, rows) for s in settled]
-    else:
-        taken = settled
-    times = _times(setting, shape, cuts, part, taken)
-    late, update = _ending(setting, shape, cuts, part, times)
+        part, times = table.take(rows), pick(times, rows)
+    late, update = ending(setting, shape, family, part, times, _all_tied(setting, shape, [cuts], part))
     pipeline = (shape.schedule, shape.groups, shape.micro_batches)
     near = np.arange(len(rows))
     if len(rows) > 1:  # a simulation takes longer than its bound
@@ -53,16 +58,72 @@ def best_of(
         near = near[np.argsort(bound[near], kind="stable")][:64]
     if not len(near):
         return None
-    exact = ends(*pipeline, pick(times, near))
-    seconds = setting.total(shape, joined(exact, late[near], update[near]))
+    seconds, spread = _simulated(setting, shape, pick(times, near), late[near], update[near])
     one = int(np.argmin(seconds))
-    slowest = exact[one].max()
-    spread = float(seconds[one] * ((exact[one] / slowest) ** _POWER).mean() ** (1 / _POWER))
     if seconds[one] >= limit:
         return None
     row = int(rows[near[one]])
-    chosen = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
-    return Found(float(seconds[one]), shape, cuts, table, row, chosen, spread)
+    return Found(float(seconds[one]), shape, cuts, table, row, _modes(settled, row), float(spread[one]))
+
+
+def best_cuts(
+    setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices, modes: list[Mode], limit: float,
+    known: dict[object, Settled], tried: int,
+) -> list[Found]:  # fmt: skip
+    """One choice (all that the table holds) with several cuts: the `tried` most promising ones, simulated."""
+    if not cuts:
+        return []
+    most = setting.within(shape, limit) / shape.micro_batches
+    family = Family(cuts, setting.chain.counts)
+    free = free_times(setting, shape, family, table.columns)
+    ample = roomy(setting, shape, family, table, modes)[:, :, 0].tolist()
+    here: dict[object, Settled] = {}
+    every: list[list[Settled]] = []
+    fits = []
+    mine = stages_of(shape).tolist()
+    for q, cut in enumerate(cuts):
+        row: list[Settled] = []
+        for group, stages in enumerate(mine):
+            key = (group, *((cut[s], cut[s + 1]) for s in stages))
+            if key not in here:
+                one = _plain(pick(free, np.array([q])), stages, cut) if ample[q][group] else None
+                here[key] = one or _settle(setting, shape, cut, table, modes, group, known, most)
+            row.append(here[key])
+            if not row[-1].fits[0]:
+                break
+        else:
+            every.append(row)
+            fits.append(q)
+    if not fits:
+        return []
+    kept = [cuts[q] for q in fits]
+    family = Family(kept, setting.chain.counts)
+    times = _times(pick(free, np.array(fits)), shape, every)
+    late, update = ending(setting, shape, family, table, times, _all_tied(setting, shape, kept, table))
+    pipeline = (shape.schedule, shape.groups, shape.micro_batches)
+    bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
+    near = np.argsort(bound, kind="stable")[:tried]
+    near = near[bound[near] < limit]
+    if not len(near):
+        return []
+    seconds, spread = _simulated(setting, shape, pick(times, near), late[near], update[near])
+    return [
+        Found(float(seconds[i]), shape, kept[q], table, 0, _modes(every[q], 0), float(spread[i]))
+        for i, q in enumerate(near)
+        if seconds[i] < limit
+    ]
+
+
+def _simulated(setting: Setting, shape: Shape, times: StageTimes, late: Array, update: Array) -> tuple[Array, Array]:
+    """(candidate,): seconds of the step, and a mean over groups that the slowest dominate."""
+    exact = ends(shape.schedule, shape.groups, shape.micro_batches, times)
+    seconds = setting.total(shape, joined(exact, late, update))
+    slowest = exact.max(axis=1, keepdims=True)
+    return seconds, seconds * ((exact / slowest) ** _POWER).mean(axis=1) ** (1 / _POWER)
+
+
+def _modes(settled: list[Settled], row: int) -> tuple[tuple[int, int, int], ...]:
+    return tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
 
 
 def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
@@ -76,9 +137,31 @@ def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: lis
     return best
 
 
-def _taken(settled: Settled, rows: Array) -> Settled:
-    arrays = {name: getattr(settled, name)[rows] for name in settled.__dataclass_fields__ if name != "start"}
-    return replace(settled, **arrays)
+def _plain(free: StageTimes, stages: Array, cuts: Cuts) -> Settled:
+    """A group that keeps everything."""
+    count = len(free.forward)
+    none, start = np.zeros(count, dtype=np.int64), cuts[stages[0]]
+    both = (free.forward[:, stages], free.backward[:, stages])
+    return Settled(np.ones(count, dtype=bool), *both, none, none, none + start, start)
+
+
+def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode]) -> Array:
+    """(cuts, group, choice): whether a group surely fits with nothing repeated."""
+    room, chain = setting.room, setting.chain
+    if modes[0] != Mode():
+        return np.zeros((len(cuts), shape.groups, len(table.choices)), dtype=bool)
+    most = most_alive(shape.schedule, shape.groups, shape.micro_batches)  # (group, its stage)
+    held = cuts.held[:, stages_of(shape)]
+    every = held.sum(axis=2)
+    more = extras(setting.job, chain, table, chain.every_need, setting.runtime, setting.gradient_bytes)
+    flying = summed((most[..., None] * held).sum(axis=2), table.kept[0])
+    states, host = summed(every, table.states), summed(every, table.host)
+    if more:
+        flying = flying + most.sum(axis=1)[:, None] * more.kept[0]
+        states, host = states + more.states, host + more.host
+    moment = table.moment[0].max(axis=0) + table.buffers
+    need = states + room.overhead + room.loose * (received(setting, shape, cuts, table) + flying + moment)
+    return (need <= room.memory) & ((host <= room.host) | (host <= 0))
 
 
 def _settle(
@@ -88,43 +171,54 @@ def _settle(
     """The modes of one group; groups with the same layers and as much in flight are settled once."""
     chain, held = setting.chain, shape.ranges(cuts, group)
     mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
-    counts, special = chain.counts, chain.any_special(held)
+    counts, elsewhere = chain.counts, chain.elsewhere(held)
     ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
-    key: tuple[object, ...] = (mixes, *held)
-    if not special:  # what a group holds matters, not where it stands
-        key = (mixes, ends_here, *((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
+    # What a group holds matters, and what it needs from elsewhere, not where it stands.
+    held_here = ((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held)
+    key = (mixes, ends_here, elsewhere, *held_here)
     if key in known:
         same = known[key]
         return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
-    more = extras(setting.job, chain, table, held, setting.runtime, setting.gradient_bytes) if special else None
+    more = extras(setting.job, chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
     buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
     known[key] = settle(chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most)
     return known[key]
 
 
-def _times(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, settled: list[Settled]) -> StageTimes:
-    """Times of all stages under the settled modes."""
-    chain, count = setting.chain, len(table.choices)
-    forward, backward = (np.zeros((count, shape.stages)) for _ in range(2))
-    for group, mine in enumerate(stages_of(shape)):
-        forward[:, mine], backward[:, mine] = settled[group].forward, settled[group].backward
-    where = np.array(cuts)
-    weight = np.einsum("ks,sc->ck", chain.counts[where[1:]] - chain.counts[where[:-1]], table.weight)
-    send = sends(setting, shape, table.passed_on[chain.sort[where[1:-1] - 1]].T)
-    return StageTimes(forward, backward, weight, send, send * setting.blocking)
+def _times(free: StageTimes, shape: Shape, settled: list[list[Settled]]) -> StageTimes:
+    """Times of all stages under the settled modes: of one cut with several choices, or of several cuts with one."""
+    mine = stages_of(shape).reshape(-1)
+    forward, backward = np.empty_like(free.forward), np.empty_like(free.backward)
+    forward[:, mine] = np.concatenate([np.concatenate([s.forward for s in row], axis=1) for row in settled])
+    backward[:, mine] = np.concatenate([np.concatenate([s.backward for s in row], axis=1) for row in settled])
+    return replace(free, forward=forward, backward=backward)
 
 
-def _ending(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, times: StageTimes) -> tuple[Array, Array]:
-    """(choice, group): what follows the last micro-batch, gradients of tied weights included; and the update."""
-    tied = {g: _tied(setting, shape, shape.ranges(cuts, g), g, table) for g in range(1, shape.groups)}
-    return ending(setting, shape, Family([cuts], setting.chain.counts), table, times, tied)
+def _all_tied(setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices) -> dict[int, Array]:
+    """By group, for each of the cuts or each choice: seconds in which gradients of tied weights travel."""
+    if not setting.chain.ties:
+        return {}
+    known: dict[object, Array] = {}
+
+    def tied(cut: Cuts, group: int) -> Array:
+        held = shape.ranges(cut, group)
+        key = (group, setting.chain.elsewhere(held))
+        if key not in known:
+            known[key] = _tied(setting, shape, held, group, table)
+        return known[key]
+
+    groups = range(1, shape.groups)
+    if len(cuts) == 1:
+        return {group: tied(cuts[0], group) for group in groups}
+    return {group: np.concatenate([tied(cut, group) for cut in cuts]) for group in groups}
 
 
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
-    if not setting.chain.any_tied(held):
-        return 0.0
-    more = extras(setting.job, setting.chain, table, held, setting.runtime, setting.gradient_bytes)
-    assert more is not None
+    """(choice,)"""
+    elsewhere = setting.chain.elsewhere(held)
+    more = extras(setting.job, setting.chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
+    if more is None:
+        return np.zeros(len(table.choices))
     cluster, here = setting.job.cluster, group * shape.devices
     fixed = send_seconds(cluster, 0.0, here, 0, setting.constants)
     per_byte = (send_seconds(cluster, 1e9, here, 0, setting.constants) - fixed) / 1e9

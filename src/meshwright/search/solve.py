@@ -26,7 +26,7 @@ from meshwright.plan.schedule import Schedule
 from meshwright.search.bounds import (
     least_seconds,
     plain_seconds,
-    pooled_seconds,
+    pooled_extra,
     shortest,
 )
 from meshwright.search.cuts import Cutter, Family, Known
@@ -118,14 +118,16 @@ class Search:
         """Search the whole space; a schedule that changes what layers cost is searched on its own."""
         apart = self._apart()
         waiting = self._tables()
-        self._probe(waiting)
-        if apart:
-            apart.best, apart.by_shape, apart.frame = self.best, {}, self.frame
+        if apart:  # where experts matter its plans are mostly faster: they rule out most of the rest
+            apart.best, apart.by_shape, apart.frame = [], {}, self.frame
             others = apart._tables()
-            if not self.late:
-                apart._probe(others)
-                apart._search(others)
-                self.best = apart.best
+            apart._probe(others)
+            self.best = apart.best
+        self._probe(waiting)
+        if apart and not self.late:
+            apart.best = self.best
+            apart._search(others)
+            self.best = apart.best
         self._search(waiting)
         if apart:  # each search proves its part of the space
             self.bound = min(self.bound, apart.bound)
@@ -237,7 +239,7 @@ class Search:
         kept = useful(self.setting, rough, parents)
         everything, parents, rough = everything.take(kept), parents[kept], rough.take(kept)
         screen = Screen(self.setting, rough)
-        known = Priced(everything, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
+        known = Priced(everything, self.chain, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
         items = []
         for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
@@ -298,17 +300,19 @@ class Search:
         waiting: list[Any] = []
         items = [(shape, rows[least < self.limit], least[least < self.limit]) for shape, rows, least in items]
         if items:
-            known.take(np.unique(np.concatenate([rows for _, rows, _ in items])))
+            known.lean(np.unique(np.concatenate([rows for _, rows, _ in items])))
         for shape, rows, least in items:
             if self.late or not len(rows):
                 continue
-            cuts, table = self.cuts(shape), known.take(rows)
+            cuts, table = self.cuts(shape), known.lean(rows)
             self.explored += len(cuts) * len(rows)
-            least = np.maximum(least, pooled_seconds(self.setting, shape, cuts, table))
+            extra, after = pooled_extra(self.setting, shape, cuts, table)
+            least = least + self.setting.longer(shape, extra.min(axis=0))
             some = np.flatnonzero(least < self.limit)
             if not len(some):
                 continue
-            least = np.maximum(least[some], plain_seconds(self.setting, shape, cuts, table.take(some)).min(axis=0))
+            plain = plain_seconds(self.setting, shape, cuts, table.take(some), after[:, some])
+            least = np.maximum(least[some], plain.min(axis=0))
             order = np.argsort(least, kind="stable")
             order = order[least[order] < self.limit]
             if len(order):
@@ -328,14 +332,15 @@ class Search:
             few = rows[:_CHUNK][bounds[:_CHUNK] < self.limit]
             if len(rows) > _CHUNK and bounds[_CHUNK] < self.limit:
                 heapq.heappush(waiting, (float(bounds[_CHUNK]), self._next(), shape, rows[_CHUNK:], bounds[_CHUNK:]))
-            table, cuts = known.take(few), self.cuts(shape)
-            exact = least_seconds(self.setting, shape, cuts, table, self.limit)
+            cuts = self.cuts(shape)
+            exact = least_seconds(self.setting, shape, cuts, known.lean(few), self.limit)
             for q in np.argsort(exact.min(axis=1), kind="stable"):
                 near = np.flatnonzero(exact[q] < self.limit)
                 if len(near) and not self.late:
                     self.settled += 1
                     most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
-                    self._offer(best_of(self.setting, shape, cuts.cuts[q], table.take(near), self.modes, most))
+                    table = known.take(few[near])
+                    self._offer(best_of(self.setting, shape, cuts.cuts[q], table, self.modes, most))
 
     def choices_of(self, shape: Shape) -> Choices:
         """Every choice of a shape's stage size and micro-batch, whether it may win or not."""

@@ -17,7 +17,7 @@ from meshwright.cost.memory import state_bytes
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job
 from meshwright.search.modes import Mode
-from meshwright.search.prices import Chain, Prices
+from meshwright.search.prices import Chain, Needs, Prices
 from meshwright.search.ways import cut_of
 
 Array = Any
@@ -71,31 +71,28 @@ def sums(chain: Chain, where: Range, per_sort: Array) -> Array:
     return np.einsum("s,...sc->...c", counts, per_sort)
 
 
-def extras(job: Job, chain: Chain, table: Prices, held: list[Range], runtime: Runtime, size: float) -> Extras | None:
-    """For a group that holds some ranges of layers; `size` is bytes per gradient as it travels. None: nothing."""
-    layers = chain.model.layers
-    if not chain.any_special(held):
+def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Runtime, size: float) -> Extras | None:
+    """For a group whose stages need layers elsewhere; `size` is bytes per gradient as it travels. None: nothing."""
+    if not any(elsewhere):
         return None
-    here = {layers[i].name for low, high in held for i in range(low, high)}
     none = np.zeros(len(table.choices))
     states, host, copied = none, none, none
-    kept = [none] * len(held)
+    kept = [none] * len(elsewhere)
     ways = cut_of(table.choices, job, runtime)
-    seen: set[str] = set()
-    for stage, (low, high) in enumerate(held):
-        read = set(here)
-        for layer in layers[low:high]:
-            if layer.reads and layer.reads not in read:
-                read.add(layer.reads)
-                kept[stage] = kept[stage] + table.received[chain.sort[chain.model.index(layer.name)]]
-            if layer.tied_to and layer.tied_to not in here:
-                own, both = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (False, True))
-                copied = copied + (both - own) * size
-                if layer.tied_to not in seen:
-                    seen.add(layer.tied_to)
-                    more = state_bytes(job, [(layer, 1)], ways, runtime, with_tied=True)
-                    less = state_bytes(job, [(layer, 1)], ways, runtime)
-                    states, host = states + more.states - less.states, host + more.host - less.host
+    seen: set[int] = set()
+    for stage, needs in enumerate(elsewhere):
+        for how, source, sort in needs:
+            if how == "reads":
+                kept[stage] = kept[stage] + table.received[sort]
+                continue
+            layer = chain.sorts[sort]
+            own, both = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (False, True))
+            copied = copied + (both - own) * size
+            if source not in seen:
+                seen.add(source)
+                more = state_bytes(job, [(layer, 1)], ways, runtime, with_tied=True)
+                less = state_bytes(job, [(layer, 1)], ways, runtime)
+                states, host = states + more.states - less.states, host + more.host - less.host
     return Extras(states, host, np.stack(kept), copied)
 
 
@@ -113,9 +110,6 @@ def settle(
     states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
     on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else np.zeros(count))
     base = states + room.overhead + room.loose * (received + table.buffers)
-    if modes[0] == Mode() and _roomy(chain, table, held, mixes, room, base, on_host, more):
-        best.cost, best.split = 0 * base, best.split + held[0][0]
-        return best.settled(chain, table, held)
     parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
     _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
     if mixed and len(modes) > 1 and not best.plain.all():
@@ -134,18 +128,6 @@ def settle(
                 best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room, most
             )
     return best.settled(chain, table, held)
-
-
-def _roomy(
-    chain: Chain, table: Prices, held: list[Range], mixes: tuple[tuple[int, ...], ...], room: Room, base: Array,
-    on_host: Array, more: Extras | None,
-) -> bool:  # fmt: skip
-    """Whether every choice surely fits with nothing repeated: then nothing else need be looked at."""
-    if not ((on_host <= room.host) | (on_host <= 0)).all():
-        return False
-    kept = np.array([sums(chain, where, table.kept[0]) for where in held]) + (more.kept if more else 0.0)
-    need = base + room.loose * ((np.array(mixes) @ kept).max(axis=0) + table.moment[0].max(axis=0))
-    return bool((need <= room.memory).all())
 
 
 @dataclass

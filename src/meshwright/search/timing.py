@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.plan.actions import action_table
+from meshwright.plan.actions import action_table, in_flight
 from meshwright.plan.schedule import Action, Schedule, group_of_stage
 
 Array = Any
@@ -83,48 +83,72 @@ def alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
     return counts.sum(axis=1)
 
 
-def quick_ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
-    """As `least_ends`, in less time and a little lower: what comes before a group's work, and what follows it."""
-    seconds, delay = durations(times)
-    forward, backward = seconds["F"], seconds["B"]
-    work = micro_batches * ((forward + backward) @ membership(schedule, forward.shape[1]))
-    before = np.zeros_like(work)
-    around = forward[:, : groups - 1] + delay[:, : groups - 1]
-    if schedule.name not in SPLIT:
-        around = around + backward[:, : groups - 1] + delay[:, : groups - 1]
-    np.cumsum(around, axis=1, out=before[:, 1:])
-    return before + work
+@lru_cache(maxsize=1024)
+def most_alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
+    """(group, its stage): micro-batches that it ever holds of it, at most."""
+    mixes = (in_flight(schedule, groups, micro_batches, group) for group in range(groups))
+    return np.array([np.array(mix).max(axis=0) for mix in mixes], dtype=float)
 
 
-def least_ends(
-    schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0
-) -> Array:
-    """(candidate, group): no group ends earlier, if it also works `extra` seconds per micro-batch. Paths it may take:
+@dataclass(frozen=True)
+class Paths:
+    """What one micro-batch takes: arrays of (candidate, stage)."""
 
-    what comes before a group's first action, its work, and (where gradients are not parted) what follows its last;
+    forward: Array
+    back: Array  # the backward pass, or what the stage before waits for
+    down: Array  # seconds from the first stage to each
+    up: Array  # and back from each to the first
+
+    @property
+    def bottom(self) -> Array:
+        """(candidate,): the first micro-batch has passed the last stage."""
+        return self.down[:, -1] + self.forward[:, -1]
+
+
+def busy_ends(
+    schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0,
+    after: Array | float | None = None,
+) -> tuple[Array, Paths]:  # fmt: skip
+    """(candidate, group): no group ends its own work earlier, if it works `extra` seconds more per micro-batch; `after`
+    (if not all) of them once it has begun to go back. Paths it may take:
+
+    what comes before a group's first action, and its work;
     the first micro-batch all the way down and back, then what the group still has to do.
     """
     seconds, delay = durations(times)
     stages = times.forward.shape[1]
     home = _homes(schedule, stages)
     delay = delay * (home[1:] != home[:-1])
-    split = schedule.name in SPLIT
     forward, whole = seconds["F"], seconds["B"]
-    back = seconds["I"] if split else whole
+    back = seconds["I"] if schedule.name in SPLIT else whole
     down, up, own = (np.zeros_like(forward) for _ in range(3))
     np.cumsum(forward[:, :-1] + delay, axis=1, out=down[:, 1:])
     np.cumsum(back[:, :-1] + delay, axis=1, out=up[:, 1:])
     np.cumsum(back[:, 1:] + delay, axis=1, out=own[:, 1:])
-    bottom = down[:, -1] + forward[:, -1]  # the first micro-batch has passed the last stage
-    work = micro_batches * ((forward + whole) @ membership(schedule, stages) + extra)
+    paths = Paths(forward, back, down, up)
+    work = micro_batches * ((forward + whole) @ membership(schedule, stages))
     first, counts = warm_up(schedule, groups, micro_batches)
-    ready = bottom[:, None] + own[:, -1:] - own[:, first]  # a group's first backward action may begin
-    ends = np.maximum(down[:, :groups] + work, ready + work - forward @ counts)
+    ready = paths.bottom[:, None] + own[:, -1:] - own[:, first]  # a group's first backward action may begin
+    still = ready + work - forward @ counts + micro_batches * (extra if after is None else after)
+    return np.maximum(down[:, :groups] + work + micro_batches * extra, still), paths
+
+
+def least_ends(
+    schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0,
+    after: Array | float | None = None,
+) -> Array:  # fmt: skip
+    """(candidate, group): no group ends earlier; `extra` and `after` as of `busy_ends`."""
+    return passed_up(schedule, micro_batches, *busy_ends(schedule, groups, micro_batches, times, extra, after))
+
+
+def passed_up(schedule: Schedule, micro_batches: int, ends: Array, paths: Paths) -> Array:
+    """(candidate, group): the same with what a group must wait for after its own work has begun to end."""
+    groups, back, up = ends.shape[1], paths.back, paths.up
     if schedule.name == "gpipe":
-        last = bottom + (micro_batches - 1) * forward.max(axis=1)
+        last = paths.bottom + (micro_batches - 1) * paths.forward.max(axis=1)
         behind = np.flip(np.maximum.accumulate(np.flip(back, 1), axis=1), 1)  # the slowest from here to the last stage
         ends = np.maximum(ends, last[:, None] + (up[:, -1:] - up) + back[:, -1:] + (micro_batches - 1) * behind)
-    if not split:
+    if schedule.name not in SPLIT:
         # After the last backward of a group its micro-batch still goes up to every group before it.
         later = ends + up[:, :groups]
         ends = np.maximum(ends, np.flip(np.maximum.accumulate(np.flip(later, 1), axis=1), 1) - up[:, :groups])
