@@ -8,7 +8,7 @@ import pytest
 from meshwright.cost.pipeline import simulate
 from meshwright.plan.actions import _walked, action_table, in_flight
 from meshwright.plan.schedule import Schedule
-from meshwright.search.timing import StageTimes, alive, durations, ends, least_ends, warm_up
+from meshwright.search.timing import StageTimes, alive, durations, ends, least_ends, most_alive, warm_up
 
 SCHEDULES = [
     ("gpipe", 1),
@@ -86,3 +86,23 @@ def test_what_is_in_flight(name: str, virtual: int) -> None:
                 assert set(mixes) == set(_walked(schedule, p, m, g))
                 mine = [s for s in range(p * virtual) if s in ({g, 2 * p - 1 - g} if virtual == 2 else {g})]
                 assert any(all(n >= per_stage[s] for n, s in zip(mix, mine, strict=True)) for mix in mixes)
+
+
+@pytest.mark.parametrize("virtual", [2, 3, 5])
+def test_what_is_in_flight_of_virtual_stages(virtual: int) -> None:
+    schedule = Schedule(name="interleaved", virtual=virtual)
+    for p in range(2, 7):
+        for m in (m for m in range(1, 30) if m % max(1, m // p) == 0):
+            for g in range(p):
+                assert set(in_flight(schedule, p, m, g)) == set(_walked(schedule, p, m, g))
+
+
+@pytest.mark.parametrize(("name", "virtual"), [*SCHEDULES, ("interleaved", 7)])
+def test_no_group_ever_holds_more(name: str, virtual: int) -> None:
+    schedule = Schedule(name=name, virtual=virtual)  # type: ignore[arg-type]
+    for p in range(2, 8):
+        for m in range(1, 24):
+            if (name == "dualpipev" and m < 2 * p) or (name == "interleaved" and m % max(1, m // p)):
+                continue
+            held = [max(map(sum, in_flight(schedule, p, m, group))) for group in range(p)]
+            assert (np.array(held) <= most_alive(schedule, p, m)).all()

@@ -57,7 +57,29 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
         return ((min(micro_batches, groups),),)  # weight gradients lag as far behind as a group runs less ahead
     if schedule.name == "zbv" and micro_batches >= 2 * groups:
         return ((2 * groups - group - 1, group + 1), (2 * groups - group, group))
+    if schedule.name == "interleaved" and schedule.virtual > 1:
+        return _interleaved_mixes(groups, micro_batches, schedule.virtual, group)
     return _walked(schedule, groups, micro_batches, group)
+
+
+def _interleaved_mixes(p: int, m: int, v: int, group: int) -> tuple[tuple[int, ...], ...]:
+    """After its warm-up a group holds equally many at every forward; which of them repeats with every round."""
+    per_round, ahead = _rounds(p, m, v, 2 * (p - 1 - group))
+    held = [0] * v
+    for step in range(ahead):
+        held[step // per_round % v] += 1
+    mixes = {tuple(held)} if ahead == m * v else set()
+    for step in range(ahead, min(m * v, ahead + v * per_round)):
+        held[step // per_round % v] += 1
+        mixes.add(tuple(held))
+        held[v - 1 - (step - ahead) // per_round % v] -= 1
+    return tuple(sorted(mixes))
+
+
+def _rounds(p: int, m: int, v: int, hops: int) -> tuple[int, int]:
+    """Micro-batches of a round, and forwards that a group runs ahead."""
+    per_round = m // max(1, m // p)
+    return per_round, min((v - 1) * per_round + hops, m * v)
 
 
 def _walked(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
@@ -134,9 +156,7 @@ def _one_forward_one_backward(schedule: Schedule, groups: int, micro_batches: in
     """
     p, m, v, r = groups, micro_batches, schedule.virtual, group
     zero_bubble = schedule.name == "zero-bubble"
-    per_round = m // max(1, m // p)
-    hops = (p - 1 - r) * (1 if v == 1 or zero_bubble else 2)
-    ahead = min((v - 1) * per_round + hops, m * v)
+    per_round, ahead = _rounds(p, m, v, (p - 1 - r) * (1 if v == 1 or zero_bubble else 2))
     row = _Row()
     for step in range(m * v + ahead):
         if step < m * v:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,19 +52,24 @@ def best_of(
         part, times = table.take(rows), pick(times, rows)
     late, update = ending(setting, shape, family, part, times, _all_tied(setting, shape, [cuts], part))
     pipeline = (shape.schedule, shape.groups, shape.micro_batches)
-    near = np.arange(len(rows))
-    if len(rows) > 1:  # a simulation takes longer than its bound
-        bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
-        near = np.flatnonzero(bound < limit)
-        near = near[np.argsort(bound[near], kind="stable")][:64]
-    if not len(near):
-        return None
-    seconds, spread = _simulated(setting, shape, pick(times, near), late[near], update[near])
-    one = int(np.argmin(seconds))
-    if seconds[one] >= limit:
-        return None
-    row = int(rows[near[one]])
-    return Found(float(seconds[one]), shape, cuts, table, row, _modes(settled, row), float(spread[one]))
+    bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
+    order, found = np.argsort(bound, kind="stable"), None
+    for start in _batches(len(order)):  # a simulation takes longer than its bound
+        near = order[start][bound[order[start]] < limit]
+        if not len(near):
+            break
+        seconds, spread = _simulated(setting, shape, pick(times, near), late[near], update[near])
+        one = int(np.argmin(seconds))
+        if seconds[one] < limit:
+            limit, row = float(seconds[one]), int(rows[near[one]])
+            found = Found(limit, shape, cuts, table, row, _modes(settled, row), float(spread[one]))
+    return found
+
+
+def _batches(count: int) -> Iterator[slice]:
+    """The first alone, a few, then the rest."""
+    edges = [0, 1, *range(5, count, 64), count]
+    return (slice(low, high) for low, high in pairwise(edges) if low < min(high, count))
 
 
 def best_cuts(
@@ -150,14 +156,14 @@ def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: li
     room, chain = setting.room, setting.chain
     if modes[0] != Mode():
         return np.zeros((len(cuts), shape.groups, len(table.choices)), dtype=bool)
-    most = most_alive(shape.schedule, shape.groups, shape.micro_batches)  # (group, its stage)
+    most = most_alive(shape.schedule, shape.groups, shape.micro_batches)[:, None]  # (group, 1)
     held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
     more = extras(setting.job, chain, table, chain.every_need, setting.runtime, setting.gradient_bytes)
-    flying = summed((most[..., None] * held).sum(axis=2), table.kept[0])
+    flying = most * (held @ table.kept[0]).max(axis=2)
     states, host = summed(every, table.states), summed(every, table.host)
     if more:
-        flying = flying + most.sum(axis=1)[:, None] * more.kept[0]
+        flying = flying + most * more.kept[0]
         states, host = states + more.states, host + more.host
     moment = table.moment[0].max(axis=0) + table.buffers
     need = states + room.overhead + room.loose * (received(setting, shape, cuts, table) + flying + moment)

@@ -7,6 +7,7 @@ looks at every pair of modes and every such block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,12 +66,6 @@ class Extras:
     copied: Array  # bytes of gradients that travel to the weights' own layer
 
 
-def sums(chain: Chain, where: Range, per_sort: Array) -> Array:
-    """Sum of a quantity of (..., sort, choice) over layers."""
-    counts = chain.counts[where[1]] - chain.counts[where[0]]
-    return np.einsum("s,...sc->...c", counts, per_sort)
-
-
 def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Runtime, size: float) -> Extras | None:
     """For a group whose stages need layers elsewhere; `size` is bytes per gradient as it travels. None: nothing."""
     if not any(elsewhere):
@@ -106,33 +101,24 @@ def settle(
     they take `most` seconds or more, slower ones may do.
     """
     count = len(table.choices)
-    best = _Best(count)
-    states = sum(sums(chain, where, table.states) for where in held) + (more.states if more else 0.0)
-    on_host = sum(sums(chain, where, table.host) for where in held) + (more.host if more else np.zeros(count))
+    best, where = _Best(count), np.array(held)
+    parts = _Parts.of(chain, table, modes, where, more)
+    layers = chain.counts[where[:, 1]] - chain.counts[where[:, 0]]  # (stage, sort)
+    states = layers.sum(axis=0) @ table.states + (more.states if more else 0.0)
+    on_host = layers.sum(axis=0) @ table.host + (more.host if more else np.zeros(count))
     base = states + room.overhead + room.loose * (received + table.buffers)
-    parts = [_Parts.of(chain, table, modes, where, more.kept[i] if more else None) for i, where in enumerate(held)]
-    _try(best, [parts, []], [mixes, ()], base, on_host, room, held[0][0])
+    _try(best, parts, len(held), mixes, base, on_host, room, held[0][0])
     if mixed and len(modes) > 1 and not best.plain.all():
         if len(held) > 1:
-            _try(
-                best,
-                [parts[:1], parts[1:]],
-                [tuple(m[:1] for m in mixes), tuple(m[1:] for m in mixes)],
-                base,
-                on_host,
-                room,
-                held[0][1],
-            )
+            _try(best, parts, 1, mixes, base, on_host, room, held[0][1])
         elif splits := _splits(chain, *held[0]):
-            _try_splits(
-                best, chain, table, parts[0], held[0], splits, max(m[0] for m in mixes), base, on_host, room, most
-            )
+            _try_splits(best, chain, table, parts, held[0], splits, max(m[0] for m in mixes), base, on_host, room, most)
     return best.settled(chain, table, held)
 
 
 @dataclass
 class _Parts:
-    """Seconds and bytes of some layers under every mode: arrays of (mode, choice)."""
+    """Seconds and bytes of the stages of a group under every mode: arrays of (stage, mode, choice)."""
 
     time: Array
     kept: Array
@@ -140,19 +126,24 @@ class _Parts:
     moment: Array
 
     @staticmethod
-    def of(chain: Chain, table: Prices, modes: list[Mode], where: Range, read: Array | None) -> _Parts:
-        kept = sums(chain, where, table.kept)
-        if not chain.model.layers[where[0]].opens_block:
+    def of(chain: Chain, table: Prices, modes: list[Mode], where: Array, more: Extras | None) -> _Parts:
+        """Of stages from `where[:, 0]` to `where[:, 1]`."""
+        layers = chain.counts[where[:, 1]] - chain.counts[where[:, 0]]
+
+        def total(per_sort: Array) -> Array:
+            return np.moveaxis(layers @ per_sort, 0, 1)
+
+        kept = total(table.kept)
+        inside = np.array([not chain.model.layers[first].opens_block for first in where[:, 0].tolist()])
+        if inside.any():
             # A stage that begins inside a block keeps what it received, where the block is repeated.
-            full = np.array([mode.recompute == "full" for mode in modes])
-            kept = kept + full[:, None] * table.received[chain.sort[where[0]]]
-        if read is not None:
-            kept = kept + read
-        pieces = chain.pieces_in(*where)
-        return _Parts(
-            sums(chain, where, table.forward) + sums(chain, where, table.backward), kept,
-            sums(chain, where, table.parked), table.moment[:, pieces].max(axis=1),
-        )  # fmt: skip
+            full = inside[:, None] & np.array([mode.recompute == "full" for mode in modes])
+            kept = kept + full[..., None] * table.received[chain.sort[where[:, 0]]][:, None]
+        if more:
+            kept = kept + more.kept[:, None]
+        present = chain.present(where[:, 0], where[:, 1])
+        moment = np.stack([table.moment[:, rows].max(axis=1) for rows in present])
+        return _Parts(total(table.forward + table.backward), kept, total(table.parked), moment)
 
 
 class _Best:
@@ -183,36 +174,39 @@ class _Best:
         self.split[mine] = np.array(splits)[k]
 
     def settled(self, chain: Chain, table: Prices, held: list[Range]) -> Settled:
-        columns = np.arange(len(self.cost))
+        columns, where = np.arange(len(self.cost)), np.array(held)
+        low, high = chain.counts[where[:, :1]], chain.counts[where[:, 1:]]  # (stage, 1, sort)
+        middle = chain.counts[np.clip(self.split, where[:, :1], where[:, 1:])]  # (stage, choice, sort)
         found = []
         for per_mode in (table.forward, table.backward):
             one, two = per_mode[self.first, :, columns], per_mode[self.second, :, columns]
-            stages = []
-            for low, high in held:
-                middle = np.minimum(np.maximum(self.split, low), high)
-                head, tail = chain.counts[middle] - chain.counts[low], chain.counts[high] - chain.counts[middle]
-                stages.append((head * one).sum(axis=1) + (tail * two).sum(axis=1))
-            found.append(np.stack(stages, axis=1))
+            found.append((((middle - low) * one).sum(axis=2) + ((high - middle) * two).sum(axis=2)).T)
         return Settled(np.isfinite(self.cost), found[0], found[1], self.first, self.second, self.split, held[0][0])
 
 
 def _try(
-    best: _Best, runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], base: Array, on_host: Array,
-    room: Room, split: int,
+    best: _Best, parts: _Parts, first: int, mixes: tuple[tuple[int, ...], ...], base: Array, on_host: Array, room: Room,
+    split: int,
 ) -> None:  # fmt: skip
-    """Offer every mode (one run) or pair of modes (two runs)."""
-    both = _pairs(len(runs[0][0].time), two=bool(runs[1]))
-    time = sum(part.time for part in runs[0])[both[:, 0]]
-    peak = _largest([part.moment for part in runs[0]])[both[:, 0]]
-    if runs[1]:
-        time = time + sum(part.time for part in runs[1])[both[:, 1]]
-        peak = np.maximum(peak, _largest([part.moment for part in runs[1]])[both[:, 1]])
-    kept = _alive(runs, mixes, both, "kept")
-    parked = _alive(runs, mixes, both, "parked") if any(part.parked.any() for run in runs for part in run) else 0.0
-    need = base + room.loose * (kept + peak)
-    away = on_host + parked
-    ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
-    if not runs[1]:
+    """Offer every mode, or every pair of modes for the `first` stages and for the others."""
+    stages = len(parts.time)
+    both = _pairs(parts.time.shape[1], two=first < stages)
+    alive = np.array(mixes, dtype=float)
+
+    def runs(summed: Callable[[slice], Array], together: Callable[[Array, Array], Array]) -> Array:
+        """(.., pair, choice): of the first stages under one mode, and of the others under another."""
+        found = summed(slice(first))[..., both[:, 0], :]
+        return together(found, summed(slice(first, None))[..., both[:, 1], :]) if first < stages else found
+
+    def held(each: Array) -> Array:
+        """Bytes of all micro-batches that are alive, at the mix that takes most."""
+        return runs(lambda some: np.tensordot(alive[:, some], each[some], 1), np.add).max(axis=0)
+
+    time = runs(lambda some: parts.time[some].sum(axis=0), np.add)
+    peak = runs(lambda some: parts.moment[some].max(axis=0), np.maximum)
+    away = on_host + (held(parts.parked) if parts.parked.any() else 0.0)
+    ok = (base + room.loose * (held(parts.kept) + peak) <= room.memory) & ((away <= room.host) | (away <= 0))
+    if first == stages:
         best.plain = ok[0]
     best.offer(np.where(ok, time, np.inf), both, split)
 
@@ -223,16 +217,15 @@ def _try_splits(
 ) -> None:  # fmt: skip
     """Offer every pair of modes before and after every block of a stage, to choices that must repeat something."""
     # A mode that is no faster than what fits alone wins nothing beside another such one.
-    fast = (whole.time < np.minimum(best.cost, most)) & ~best.plain
+    fast = (whole.time[0] < np.minimum(best.cost, most)) & ~best.plain
     some, pairs = np.flatnonzero(fast.any(axis=0)), _pairs(len(fast), two=True)
     pairs = pairs[fast.any(axis=1)[pairs].any(axis=1)]
     if not len(some):
         return
     head = chain.counts[splits] - chain.counts[where[0]]  # (split, sort)
     tail = chain.counts[where[1]] - chain.counts[splits]
-    first = whole.kept[:, some] - sums(
-        chain, where, table.kept[..., some]
-    )  # what the stage's first layers keep besides
+    # What the stage's first layers keep besides.
+    first = whole.kept[0][:, some] - (chain.counts[where[1]] - chain.counts[where[0]]) @ table.kept[..., some]
 
     def both(per_sort: Array, more: Array | float = 0.0) -> Array:
         """(split, pair, choice)"""
@@ -259,24 +252,6 @@ def _try_splits(
 
 def _distinct(arrays: list[Array]) -> list[Array]:
     return list({array.tobytes(): array for array in arrays}.values())
-
-
-def _largest(arrays: list[Array]) -> Array:
-    found = arrays[0]
-    for other in arrays[1:]:
-        found = np.maximum(found, other)
-    return found
-
-
-def _alive(runs: list[list[_Parts]], mixes: list[tuple[tuple[int, ...], ...]], both: Array, name: str) -> Array:
-    """Bytes of all micro-batches that are alive, at the mix that takes most."""
-    total: Array = 0.0  # (mix, pair, choice)
-    for side, (run, mix) in enumerate(zip(runs, mixes, strict=True)):
-        if run:
-            each = np.array([getattr(part, name) for part in run])
-            held = (np.array(mix, dtype=float) @ each.reshape(len(run), -1)).reshape(len(mix), *each.shape[1:])
-            total = total + held[:, both[:, side]]
-    return total.max(axis=0)
 
 
 @lru_cache(maxsize=64)

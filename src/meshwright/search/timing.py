@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.plan.actions import action_table, in_flight
+from meshwright.plan.actions import action_table
 from meshwright.plan.schedule import Action, Schedule, group_of_stage
 
 Array = Any
@@ -83,11 +83,12 @@ def alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
     return counts.sum(axis=1)
 
 
-@lru_cache(maxsize=1024)
 def most_alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
-    """(group, its stage): micro-batches that it ever holds of it, at most."""
-    mixes = (in_flight(schedule, groups, micro_batches, group) for group in range(groups))
-    return np.array([np.array(mix).max(axis=0) for mix in mixes], dtype=float)
+    """(group,): micro-batches that a group ever holds of all its stages together, at most."""
+    if schedule.name == "zero-bubble" and schedule.virtual == 1:
+        return np.full(groups, float(min(micro_batches, groups)))
+    _, counts = warm_up(schedule, groups, micro_batches)
+    return counts.sum(axis=0) + (schedule.name == "dualpipev")
 
 
 @dataclass(frozen=True)
