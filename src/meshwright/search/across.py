@@ -27,7 +27,7 @@ from meshwright.search.prices import Prices, prices
 from meshwright.search.screen import holdable
 from meshwright.search.shapes import Cuts
 from meshwright.search.solve import Search
-from meshwright.search.stages import Settled, extras, settle
+from meshwright.search.stages import Load, Settled, extras, settle
 from meshwright.search.tables import Table
 from meshwright.search.ways import Choices, with_states
 
@@ -293,8 +293,9 @@ class _Balance:
                 sort = setting.chain.sort
                 both = table.received[sort[held[0][0]]] + table.passed_on[sort[held[0][1] - 1]]
                 buffers = self.line.micro_batches * both
-            self._settled[key] = settle(
-                setting.chain, table, kind.search.modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed
+            load = Load(held, mixes, more, buffers)
+            (self._settled[key],) = settle(
+                setting.chain, table, kind.search.modes, [load], setting.room, mixed=setting.mixed
             )
         return self._settled[key]
 

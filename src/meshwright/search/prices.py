@@ -100,10 +100,9 @@ class Chain:
         return np.cumsum(one, axis=0)
 
     @cached_property
-    def opened_before(self) -> Array:
-        """(layers + 1,): how many blocks begin before each place."""
-        opens = [bool(layer.block) and layer.opens_block for layer in self.model.layers]
-        return np.concatenate([[0], np.cumsum(opens)])
+    def opens(self) -> Array:
+        """(layer,): whether it begins a block, or stands outside of any."""
+        return np.array([layer.opens_block for layer in self.model.layers])
 
     def elsewhere(self, held: Sequence[tuple[int, int]]) -> Needs:
         """Per range of layers: what they read or share that lies in none of the ranges, as (how, layer, sort of the

@@ -16,7 +16,7 @@ from meshwright.search.cuts import Family
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, stages_of
-from meshwright.search.stages import Range, Settled, extras, settle
+from meshwright.search.stages import Load, Range, Settled, extras, settle
 from meshwright.search.timing import StageTimes, ends, least_ends, most_alive, pick
 
 Array = Any
@@ -38,9 +38,10 @@ def best_of(
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
     ample = roomy(setting, shape, family, table, modes)[0].all(axis=1)
+    tight = [(cuts, group) for group in range(shape.groups) if not ample[group]]
+    found_ = iter(_settle(setting, shape, tight, table, modes, known, most))
     settled = [
-        _plain(free, mine, cuts) if ample[group] else _settle(setting, shape, cuts, table, modes, group, known, most)
-        for group, mine in enumerate(stages_of(shape))
+        _plain(free, mine, cuts) if ample[group] else next(found_) for group, mine in enumerate(stages_of(shape))
     ]
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
@@ -83,23 +84,22 @@ def best_cuts(
     family = Family(cuts, setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
     ample = roomy(setting, shape, family, table, modes)[:, :, 0].tolist()
-    here: dict[object, Settled] = {}
-    every: list[list[Settled]] = []
-    fits = []
     mine = stages_of(shape).tolist()
+    places = [[(group, *((cut[s], cut[s + 1]) for s in mine[group])) for group in range(shape.groups)] for cut in cuts]
+    tight: dict[object, tuple[Cuts, int]] = {}
+    here: dict[object, Settled] = {}
     for q, cut in enumerate(cuts):
-        row: list[Settled] = []
-        for group, stages in enumerate(mine):
-            key = (group, *((cut[s], cut[s + 1]) for s in stages))
-            if key not in here:
-                one = _plain(pick(free, np.array([q])), stages, cut) if ample[q][group] else None
-                here[key] = one or _settle(setting, shape, cut, table, modes, group, known, most)
-            row.append(here[key])
-            if not row[-1].fits[0]:
-                break
-        else:
-            every.append(row)
-            fits.append(q)
+        for group, key in enumerate(places[q]):
+            if key in here or key in tight:
+                continue
+            if ample[q][group]:
+                here[key] = _plain(pick(free, np.array([q])), mine[group], cut)
+            else:
+                tight[key] = (cut, group)
+    settled = _settle(setting, shape, list(tight.values()), table, modes, known, most)
+    here |= dict(zip(tight, settled, strict=True))
+    fits = [q for q, keys in enumerate(places) if all(here[key].fits[0] for key in keys)]
+    every = [[here[key] for key in places[q]] for q in fits]
     if not fits:
         return []
     kept = [cuts[q] for q in fits]
@@ -171,24 +171,32 @@ def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: li
 
 
 def _settle(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], group: int,
+    setting: Setting, shape: Shape, groups: list[tuple[Cuts, int]], table: Prices, modes: list[Mode],
     known: dict[object, Settled], most: float,
-) -> Settled:  # fmt: skip
-    """The modes of one group; groups with the same layers and as much in flight are settled once."""
-    chain, held = setting.chain, shape.ranges(cuts, group)
-    mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
-    counts, elsewhere = chain.counts, chain.elsewhere(held)
-    ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
-    # What a group holds matters, and what it needs from elsewhere, not where it stands.
-    held_here = ((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held)
-    key = (mixes, ends_here, elsewhere, *held_here)
-    if key in known:
+) -> list[Settled]:  # fmt: skip
+    """The modes of some groups under some cuts; those with the same layers and as much in flight are settled once."""
+    chain, counts = setting.chain, setting.chain.counts
+    keys, loads = [], {}
+    for cuts, group in groups:
+        held = shape.ranges(cuts, group)
+        mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
+        elsewhere = chain.elsewhere(held)
+        ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
+        # What a group holds matters, and what it needs from elsewhere, not where it stands.
+        key = (mixes, ends_here, elsewhere, *((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
+        keys.append((key, held[0][0]))
+        if key not in known and key not in loads:
+            more = extras(setting.job, chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
+            buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
+            loads[key] = Load(held, mixes, more, buffers)
+    if loads:
+        new = settle(chain, table, modes, list(loads.values()), setting.room, mixed=setting.mixed, most=most)
+        known.update(zip(loads, new, strict=True))
+    found = []
+    for key, start in keys:
         same = known[key]
-        return replace(same, split=same.split + held[0][0] - same.start, start=held[0][0])
-    more = extras(setting.job, chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
-    buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
-    known[key] = settle(chain, table, modes, held, mixes, setting.room, more, buffers, mixed=setting.mixed, most=most)
-    return known[key]
+        found.append(same if same.start == start else replace(same, split=same.split + start - same.start, start=start))
+    return found
 
 
 def _times(free: StageTimes, shape: Shape, settled: list[list[Settled]]) -> StageTimes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -91,34 +91,55 @@ def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Run
     return Extras(states, host, np.stack(kept), copied)
 
 
-def settle(
-    chain: Chain, table: Prices, modes: list[Mode], held: list[Range], mixes: tuple[tuple[int, ...], ...], room: Room,
-    more: Extras | None, received: Array, *, mixed: bool, most: float = np.inf,
-) -> Settled:  # fmt: skip
-    """The fastest modes that fit, for every choice of a table.
+@dataclass(frozen=True)
+class Load:
+    """What a group of devices has to hold."""
 
-    `mixes` says how many micro-batches of each stage are alive at once, `received` what its input buffers take. Where
-    they take `most` seconds or more, slower ones may do.
+    held: list[Range]  # layers of its stages
+    mixes: tuple[tuple[int, ...], ...]  # micro-batches of each stage that are alive at once
+    more: Extras | None
+    received: Array  # (choice,): bytes of input buffers
+
+
+def settle(
+    chain: Chain, table: Prices, modes: list[Mode], loads: list[Load], room: Room, *, mixed: bool, most: float = np.inf
+) -> list[Settled]:
+    """The fastest modes that fit, for every group (of as many stages each) and every choice of a table.
+
+    Where they take `most` seconds or more, slower ones may do.
     """
-    count = len(table.choices)
-    best, where = _Best(count), np.array(held)
-    parts = _Parts.of(chain, table, modes, where, more)
-    layers = chain.counts[where[:, 1]] - chain.counts[where[:, 0]]  # (stage, sort)
-    states = layers.sum(axis=0) @ table.states + (more.states if more else 0.0)
-    on_host = layers.sum(axis=0) @ table.host + (more.host if more else np.zeros(count))
-    base = states + room.overhead + room.loose * (received + table.buffers)
-    _try(best, parts, len(held), mixes, base, on_host, room, held[0][0])
+    where = np.array([load.held for load in loads])  # (group, stage, 2)
+    stages, best = where.shape[1], _Best(len(loads), len(table.choices))
+    parts = _Parts.of(chain, table, modes, where, loads)
+    alive = _mixes(loads)
+    layers = (chain.counts[where[..., 1]] - chain.counts[where[..., 0]]).sum(axis=1)  # (group, sort)
+    states, on_host = layers @ table.states, layers @ table.host
+    for i, load in enumerate(loads):
+        if load.more:
+            states[i], on_host[i] = states[i] + load.more.states, on_host[i] + load.more.host
+    base = states + room.overhead + room.loose * (np.stack([load.received for load in loads]) + table.buffers)
+    _try(best, parts, stages, alive, base, on_host, room, where[:, 0, 0])
     if mixed and len(modes) > 1 and not best.plain.all():
-        if len(held) > 1:
-            _try(best, parts, 1, mixes, base, on_host, room, held[0][1])
-        elif splits := _splits(chain, *held[0]):
-            _try_splits(best, chain, table, parts, held[0], splits, max(m[0] for m in mixes), base, on_host, room, most)
-    return best.settled(chain, table, held)
+        if stages > 1:
+            _try(best, parts, 1, alive, base, on_host, room, where[:, 0, 1])
+        for i, load in enumerate(loads) if stages == 1 else []:
+            if splits := _splits(chain, *load.held[0]):
+                most_alive = max(mix[0] for mix in load.mixes)
+                whole = (parts.time[i, 0], parts.kept[i, 0])
+                memory = (base[i], on_host[i])
+                _try_splits(best.of(i), chain, table, whole, load.held[0], splits, most_alive, memory, room, most)
+    return best.settled(chain, table, where)
+
+
+def _mixes(loads: list[Load]) -> Array:
+    """(group, mix, stage): the last of a group's mixes stands for those that others have more."""
+    most = max(len(load.mixes) for load in loads)
+    return np.array([[*load.mixes, *load.mixes[-1:] * (most - len(load.mixes))] for load in loads], dtype=float)
 
 
 @dataclass
 class _Parts:
-    """Seconds and bytes of the stages of a group under every mode: arrays of (stage, mode, choice)."""
+    """Seconds and bytes of the stages of groups under every mode: arrays of (group, stage, mode, choice)."""
 
     time: Array
     kept: Array
@@ -126,40 +147,52 @@ class _Parts:
     moment: Array
 
     @staticmethod
-    def of(chain: Chain, table: Prices, modes: list[Mode], where: Array, more: Extras | None) -> _Parts:
-        """Of stages from `where[:, 0]` to `where[:, 1]`."""
-        layers = chain.counts[where[:, 1]] - chain.counts[where[:, 0]]
+    def of(chain: Chain, table: Prices, modes: list[Mode], where: Array, loads: list[Load]) -> _Parts:
+        """Of stages from `where[.., 0]` to `where[.., 1]`."""
+        first, last = where.reshape(-1, 2).T
+        shape = (*where.shape[:2], len(modes), len(table.choices))
+        layers = chain.counts[last] - chain.counts[first]
 
         def total(per_sort: Array) -> Array:
-            return np.moveaxis(layers @ per_sort, 0, 1)
+            return np.moveaxis(layers @ per_sort, 0, 1).reshape(shape)
 
         kept = total(table.kept)
-        inside = np.array([not chain.model.layers[first].opens_block for first in where[:, 0].tolist()])
+        inside = ~chain.opens[first]
         if inside.any():
             # A stage that begins inside a block keeps what it received, where the block is repeated.
             full = inside[:, None] & np.array([mode.recompute == "full" for mode in modes])
-            kept = kept + full[..., None] * table.received[chain.sort[where[:, 0]]][:, None]
-        if more:
-            kept = kept + more.kept[:, None]
-        present = chain.present(where[:, 0], where[:, 1])
-        moment = np.stack([table.moment[:, rows].max(axis=1) for rows in present])
+            kept = kept + (full[..., None] * table.received[chain.sort[first]][:, None]).reshape(shape)
+        for i, load in enumerate(loads):
+            if load.more:
+                kept[i] += load.more.kept[:, None]
+        pieces, back = np.unique(chain.present(first, last), axis=0, return_inverse=True)
+        moment = np.stack([table.moment[:, rows].max(axis=1) for rows in pieces])[back.reshape(-1)].reshape(shape)
         return _Parts(total(table.forward + table.backward), kept, total(table.parked), moment)
 
 
 class _Best:
-    """The best modes so far, for every choice."""
+    """The best modes so far: arrays of (group, choice)."""
 
-    def __init__(self, count: int) -> None:
-        self.cost = np.full(count, np.inf)
-        self.plain = np.zeros(count, dtype=bool)  # fits with nothing repeated: cannot be improved
-        self.first, self.second, self.split = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    def __init__(self, *size: int) -> None:
+        self.cost = np.full(size, np.inf)
+        self.plain = np.zeros(size, dtype=bool)  # fits with nothing repeated: cannot be improved
+        self.first, self.second, self.split = (np.zeros(size, dtype=np.int64) for _ in range(3))
 
-    def offer(self, time: Array, pairs: Array, split: int) -> None:
-        row = np.argmin(time, axis=0)
-        value = time[row, np.arange(len(row))]
+    def of(self, group: int) -> _Best:
+        """Of one group: what it is offered counts here too."""
+        found = _Best()
+        for name, array in vars(self).items():
+            setattr(found, name, array[group])
+        return found
+
+    def offer(self, time: Array, pairs: Array, split: Array) -> None:
+        """Seconds of (group, pair, choice), and where the second run of each group begins."""
+        row = np.argmin(time, axis=1)
+        value = np.take_along_axis(time, row[:, None], axis=1)[:, 0]
         better = value < self.cost
-        self.cost = np.where(better, value, self.cost)
-        for name, new in (("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split)):
+        for name, new in (
+            ("cost", value), ("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split[:, None])
+        ):  # fmt: skip
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
     def offer_splits(self, some: Array, time: Array, pairs: Array, splits: list[int]) -> None:
@@ -173,51 +206,66 @@ class _Best:
         self.cost[mine], self.first[mine], self.second[mine] = value[better], pairs[pair, 0], pairs[pair, 1]
         self.split[mine] = np.array(splits)[k]
 
-    def settled(self, chain: Chain, table: Prices, held: list[Range]) -> Settled:
-        columns, where = np.arange(len(self.cost)), np.array(held)
-        low, high = chain.counts[where[:, :1]], chain.counts[where[:, 1:]]  # (stage, 1, sort)
-        middle = chain.counts[np.clip(self.split, where[:, :1], where[:, 1:])]  # (stage, choice, sort)
+    def settled(self, chain: Chain, table: Prices, where: Array) -> list[Settled]:
+        columns, counts = np.arange(self.cost.shape[1]), chain.counts
+        low, high = counts[where[..., :1]], counts[where[..., 1:]]  # (group, stage, 1, sort)
+        middle = counts[np.clip(self.split[:, None], where[..., :1], where[..., 1:])]  # (group, stage, choice, sort)
         found = []
         for per_mode in (table.forward, table.backward):
-            one, two = per_mode[self.first, :, columns], per_mode[self.second, :, columns]
-            found.append((((middle - low) * one).sum(axis=2) + ((high - middle) * two).sum(axis=2)).T)
-        return Settled(np.isfinite(self.cost), found[0], found[1], self.first, self.second, self.split, held[0][0])
+            one, two = (per_mode[run, :, columns][:, None] for run in (self.first, self.second))
+            found.append(((middle - low) * one).sum(axis=3) + ((high - middle) * two).sum(axis=3))
+        fits, starts = np.isfinite(self.cost), where[:, 0, 0].tolist()
+        return [
+            Settled(fits[i], found[0][i].T, found[1][i].T, self.first[i], self.second[i], self.split[i], starts[i])
+            for i in range(len(starts))
+        ]
 
 
 def _try(
-    best: _Best, parts: _Parts, first: int, mixes: tuple[tuple[int, ...], ...], base: Array, on_host: Array, room: Room,
-    split: int,
-) -> None:  # fmt: skip
+    best: _Best, parts: _Parts, first: int, alive: Array, base: Array, on_host: Array, room: Room, split: Array
+) -> None:
     """Offer every mode, or every pair of modes for the `first` stages and for the others."""
-    stages = len(parts.time)
-    both = _pairs(parts.time.shape[1], two=first < stages)
-    alive = np.array(mixes, dtype=float)
+    stages, modes, choices = parts.time.shape[1:]
+    both = _pairs(modes, two=first < stages)
 
     def runs(summed: Callable[[slice], Array], together: Callable[[Array, Array], Array]) -> Array:
-        """(.., pair, choice): of the first stages under one mode, and of the others under another."""
-        found = summed(slice(first))[..., both[:, 0], :]
-        return together(found, summed(slice(first, None))[..., both[:, 1], :]) if first < stages else found
+        """(group, pair, choice): of the first stages under one mode, and of the others under another."""
+        found = summed(slice(first))[:, both[:, 0]]
+        return together(found, summed(slice(first, None))[:, both[:, 1]]) if first < stages else found
 
     def held(each: Array) -> Array:
         """Bytes of all micro-batches that are alive, at the mix that takes most."""
-        return runs(lambda some: np.tensordot(alive[:, some], each[some], 1), np.add).max(axis=0)
 
-    time = runs(lambda some: parts.time[some].sum(axis=0), np.add)
-    peak = runs(lambda some: parts.moment[some].max(axis=0), np.maximum)
-    away = on_host + (held(parts.parked) if parts.parked.any() else 0.0)
-    ok = (base + room.loose * (held(parts.kept) + peak) <= room.memory) & ((away <= room.host) | (away <= 0))
+        def at(mix: int) -> Array:
+            def total(some: slice) -> Array:
+                flat = each[:, some].reshape(len(each), -1, modes * choices)
+                return (alive[:, mix, None, some] @ flat).reshape(-1, modes, choices)
+
+            return runs(total, np.add)
+
+        return reduce(np.maximum, map(at, range(alive.shape[1])))
+
+    time = runs(lambda some: parts.time[:, some].sum(axis=1), np.add)
+    peak = runs(lambda some: parts.moment[:, some].max(axis=1), np.maximum)
+    away = on_host[:, None] + (held(parts.parked) if parts.parked.any() else 0.0)
+    need = base[:, None] + room.loose * (held(parts.kept) + peak)
+    ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
     if first == stages:
-        best.plain = ok[0]
+        best.plain = ok[:, 0]
     best.offer(np.where(ok, time, np.inf), both, split)
 
 
 def _try_splits(
-    best: _Best, chain: Chain, table: Prices, whole: _Parts, where: Range, splits: list[int], alive: int, base: Array,
-    on_host: Array, room: Room, most: float,
+    best: _Best, chain: Chain, table: Prices, whole: tuple[Array, Array], where: Range, splits: list[int], alive: int,
+    memory: tuple[Array, Array], room: Room, most: float,
 ) -> None:  # fmt: skip
-    """Offer every pair of modes before and after every block of a stage, to choices that must repeat something."""
+    """Offer every pair of modes before and after every block of a stage, to choices that must repeat something.
+
+    `whole`: seconds and bytes kept of (mode, choice); `memory`: other bytes, on the device and on the host.
+    """
+    base, on_host = memory
     # A mode that is no faster than what fits alone wins nothing beside another such one.
-    fast = (whole.time[0] < np.minimum(best.cost, most)) & ~best.plain
+    fast = (whole[0] < np.minimum(best.cost, most)) & ~best.plain
     some, pairs = np.flatnonzero(fast.any(axis=0)), _pairs(len(fast), two=True)
     pairs = pairs[fast.any(axis=1)[pairs].any(axis=1)]
     if not len(some):
@@ -225,7 +273,7 @@ def _try_splits(
     head = chain.counts[splits] - chain.counts[where[0]]  # (split, sort)
     tail = chain.counts[where[1]] - chain.counts[splits]
     # What the stage's first layers keep besides.
-    first = whole.kept[0][:, some] - (chain.counts[where[1]] - chain.counts[where[0]]) @ table.kept[..., some]
+    first = whole[1][:, some] - (chain.counts[where[1]] - chain.counts[where[0]]) @ table.kept[..., some]
 
     def both(per_sort: Array, more: Array | float = 0.0) -> Array:
         """(split, pair, choice)"""
