@@ -7,7 +7,7 @@ the same links; of two orders that meet the same links one is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import permutations
@@ -215,16 +215,22 @@ def foldings(job: Job, fabric: Fabric, limits: Limits) -> list[tuple[int, bool]]
     return [(ep, same) for ep in degrees for same in (False, True)]
 
 
-def fold(job: Job, grids: Grids, ep: int, fabric: Fabric, limits: Limits, *, same: bool) -> tuple[Grids, Array]:
-    """Experts over the devices of each grid that has room for them, and the rows it keeps."""
+def expert_widths(layers: Iterable[Layer]) -> set[int]:
+    """Inner widths of experts, which tensor parallelism cuts."""
+    return {int(op.k) for layer in layers for op in layer.ops if op.name == "expert_down"}
+
+
+def fold(
+    job: Job, widths: set[int], grids: Grids, ep: int, fabric: Fabric, limits: Limits, *, same: bool
+) -> tuple[Grids, Array]:
+    """Experts of some inner widths over the devices of each grid that has room for them, and the rows it keeps."""
     etp = grids.tp if same else np.ones_like(grids.tp)
     rows = (grids.devices % (ep * etp) == 0) & ((etp > 1) | (not same))
     for span in _spans(job, fabric):
         for extent in (etp, ep * etp):
             rows &= (extent % span == 0) | (span % extent == 0)
-    for layer in _sorts(job.model):
-        for op in (op for op in layer.ops if op.name == "expert_down"):
-            rows &= op.k % etp == 0
+    for width in widths:
+        rows &= width % etp == 0
     rows &= np.array([limits.keeps("etp", int(e)) for e in etp], dtype=bool) if "etp" in limits.fixed else True
     kept = np.flatnonzero(rows)
     some = grids.take(kept)

@@ -30,7 +30,7 @@ from meshwright.search.bounds import (
     shortest,
 )
 from meshwright.search.cuts import Cutter, Family, Known
-from meshwright.search.grids import all_grids, fold, foldings
+from meshwright.search.grids import all_grids, expert_widths, fold, foldings
 from meshwright.search.hopes import averaged, hopeful, spare
 from meshwright.search.limits import Limits
 from meshwright.search.modes import modes
@@ -370,9 +370,9 @@ class Search:
         """Every grid with every folding of the experts over it."""
         if not any(layer.experts for layer in self.chain.sorts):
             return part
-        found = []
+        found, widths = [], expert_widths(self.chain.sorts)
         for ep, same in foldings(self.job, self.site.fabric, self.limits):
-            grids, rows = fold(self.job, part.grids, ep, self.site.fabric, self.limits, same=same)
+            grids, rows = fold(self.job, widths, part.grids, ep, self.site.fabric, self.limits, same=same)
             if len(rows):
                 found.append(bare(grids, part.samples[rows]))
         return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))

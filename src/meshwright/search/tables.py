@@ -16,7 +16,7 @@ from meshwright.plan import Job
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
-from meshwright.search.timed import alike, kinds, meeting, passes_of
+from meshwright.search.timed import alike, alike_experts, passes_of
 from meshwright.search.ways import Choices, bare
 
 Array = Any
@@ -160,13 +160,10 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, frame: Frame) -> 
 def _least_experts(
     job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices, experts: list[int]
 ) -> list[Array]:
-    """(expert sort, choice): the same for layers of experts, the best of all foldings.
-
-    What such a layer takes depends on how many tokens a device has, not on what cuts them.
-    """
-    g = choices.grids
-    first, back = kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
-    some, u = choices.take(first), g.take(first)
+    """(expert sort, choice): the same for layers of experts, the best of all foldings."""
+    first, back = alike_experts(choices, site)
+    some = choices.take(first)
+    u = some.grids
     least = [np.full((len(experts), len(first)), np.inf) for _ in range(4)]
     for ep, same in foldings(job, site.fabric, limits):
         etp = u.tp if same else np.ones_like(u.tp)

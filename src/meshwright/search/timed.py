@@ -44,27 +44,47 @@ class Timed:
 
 def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
     """Time all choices; data parallelism does not matter, so that few of them differ."""
-    first, back = alike(choices, site)
-    found = passes_of(job, chain, choices.take(first), site, range(len(chain.sorts)))
-    return Timed(choices, *(part[:, back] for part in found))
+    found = tuple(np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
+    experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
+    others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
+    for sorts, (first, back) in ((others, alike(choices, site)), (experts, alike_experts(choices, site))):
+        if sorts:
+            for part, mine in zip(found, passes_of(job, chain, choices.take(first), site, sorts), strict=True):
+                part[sorts] = mine[sorts][:, back]
+    return Timed(choices, *found)
 
 
 def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
-    """Choices that are the first of their kind, and the kind of every choice: they cut a layer alike and meet the same
-    links, whatever their data parallelism."""
+    """Choices that are the first of their kind, and the kind of every choice: they cut all layers but those of experts
+    alike and meet the same links, whatever their data parallelism."""
     g = choices.grids
     links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
-    return kinds(g.tp, g.sp, g.ulysses, g.ring, g.ep, g.etp, choices.samples, *links)
+    return kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
+
+
+def alike_experts(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """The same for layers of experts: what one takes depends on how many tokens a device has, not on what cuts them."""
+    g = choices.grids
+    return kinds(g.tp, g.sp, g.ep, g.etp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
 
 
 def kinds(*parts: Array) -> tuple[Array, Array]:
     """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
     key = np.zeros(len(parts[0]), dtype=np.int64)
     for part in parts:
-        values, index = np.unique(part, return_inverse=True)
-        key = key * len(values) + index.reshape(-1)
+        count, index = _numbered(part)
+        key = key * count + index
     _, first, back = np.unique(key, return_index=True, return_inverse=True)
     return first, back.reshape(-1)
+
+
+def _numbered(part: Array) -> tuple[int, Array]:
+    """How many different values there are, and the number of each row's."""
+    if part.dtype.kind in "iub" and len(part) and part.max() < len(part) + 1000:  # degrees: no need to sort
+        number = np.cumsum(np.bincount(part) > 0) - 1
+        return int(number[-1]) + 1, number[part]
+    values, index = np.unique(part, return_inverse=True)
+    return len(values), index.reshape(-1)
 
 
 def meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:

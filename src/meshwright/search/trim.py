@@ -7,6 +7,7 @@ of its activations, so that more of the transfer hides under computation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.schedule import group_of_stage
 
+Group = tuple[int, int]  # pipeline, device group
 _STEPS = 128  # fractions are multiples of 1 / 128
 _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters", "activations"))
 
@@ -37,38 +39,60 @@ def trimmed(job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: C
 
 
 def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
-    """Every device group keeps as little of one sort of tensors on the host as lets it fit, by halving."""
+    """Every device group keeps as little of one sort of tensors on the host as lets it fit.
+
+    Bytes grow in proportion to the fraction, or nearly: where the line between two fractions meets the device's memory,
+    the least is close by.
+    """
     groups = list(group_numbers(plan))
     used = {group for group, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
     if not used:
         return plan
+
+    def beyond(fractions: dict[Group, int]) -> dict[Group, float]:
+        """Bytes that each group takes beyond what it has; positive where it does not fit."""
+        rows = plan_memory(_scaled(plan, name, {g: fractions[g] / _STEPS for g in used}), job, runtime)
+        over = [row.host_short_by or (row.short_by or row.total - row.capacity) for row in rows]
+        return dict(zip(groups, over, strict=True))
+
     low, high = dict.fromkeys(groups, 0), dict.fromkeys(groups, _STEPS)
+    short, spare = beyond(low), beyond(high)
+    for g in groups:
+        if short[g] <= 0:
+            high[g] = 0
     while any(high[g] - low[g] > 1 for g in used):
-        middle = {g: (low[g] + high[g]) // 2 for g in groups}
-        rows = plan_memory(_scaled(plan, name, {g: middle[g] / _STEPS for g in used}), job, runtime)
-        for g, row in zip(groups, rows, strict=True):
-            if row.short_by or row.host_short_by:
-                low[g] = middle[g]
+        middle = {g: _between(low[g], high[g], short[g], spare[g]) for g in groups}
+        for g, over in beyond(middle).items():
+            if over > 0:
+                low[g], short[g] = middle[g], over
             else:
-                high[g] = middle[g]
+                high[g], spare[g] = middle[g], over
     return _scaled(plan, name, {g: high[g] / _STEPS for g in used})
 
 
-def _scaled(plan: Plan, name: str, fractions: dict[tuple[int, int], float]) -> Plan:
+def _between(low: int, high: int, short: float, spare: float) -> int:
+    """The first number at which a line from `short` at one to `spare` at the other is no longer above zero."""
+    if high - low <= 1:
+        return high
+    reached = ceil((high - low) * short / max(short - spare, 1.0))
+    return min(max(low + reached, low + 1), high - 1)
+
+
+def _scaled(plan: Plan, name: str, fractions: dict[Group, float]) -> Plan:
     def scale(span: Span, part: float) -> Span:
         return replace(span, offload=replace(span.offload, **{name: getattr(span.offload, name) * part}))
 
     return with_spans(plan, lambda group, _, span: scale(span, fractions[group]) if group in fractions else span)
 
 
-def group_numbers(plan: Plan) -> Iterator[tuple[int, int]]:
+def group_numbers(plan: Plan) -> Iterator[Group]:
     """(pipeline, device group) in the order of `plan_memory`."""
     for p, pipeline in enumerate(plan.pipelines):
         for group in range(len(pipeline.stages) // pipeline.schedule.virtual):
             yield p, group
 
 
-def with_spans(plan: Plan, change: Callable[[tuple[int, int], int, Span], Span]) -> Plan:
+def with_spans(plan: Plan, change: Callable[[Group, int, Span], Span]) -> Plan:
     """A plan whose spans are changed; `change` is told the pipeline and device group, the stage, and the span."""
 
     def stage(p: int, pipeline: Pipeline, s: int, one: Stage) -> Stage:
@@ -82,7 +106,7 @@ def with_spans(plan: Plan, change: Callable[[tuple[int, int], int, Span], Span])
     return replace(plan, pipelines=pipelines)
 
 
-def spans_with_groups(plan: Plan) -> Iterator[tuple[tuple[int, int], Span]]:
+def spans_with_groups(plan: Plan) -> Iterator[tuple[Group, Span]]:
     """Every span with its pipeline and device group."""
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
