@@ -39,11 +39,15 @@ def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: 
     device, host = _prices(*(np.einsum("s,rsc->rc", every, part) for part in (both, kept, parked)))
     longer = np.empty((len(device), *both.shape[1:]))
     back = np.empty_like(longer) if (forward[1:] > forward[0]).any() else longer[:0]
+    away = np.flatnonzero(parked.any(axis=(1, 2)))
+    paid, sums = np.empty_like(kept), np.empty_like(kept)
     for i, (x, y) in enumerate(zip(device, host, strict=True)):
-        paid = x * kept + y * parked
-        longer[i] = (paid + both).min(axis=0) - both[0]
+        np.multiply(kept, x, out=paid)
+        if y.any():
+            paid[away] += y * parked[away]
+        longer[i] = np.add(paid, both, out=sums).min(axis=0) - both[0]
         if len(back):
-            back[i] = (paid + backward).min(axis=0) - backward[0]
+            back[i] = np.add(paid, backward, out=sums).min(axis=0) - backward[0]
     return Relaxed(device, host, longer, back)
 
 
