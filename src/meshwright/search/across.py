@@ -196,9 +196,9 @@ class _Balance:
         every = every.take(np.flatnonzero(holdable(search.setting, every, len(self.home), alone=False)))
         if not len(every):
             return None
-        rough = prices(search.job, search.chain, every, search.modes[:1], search.site)
+        rough = prices(search.job, search.chain, every, search.modes[:1], search.site).fixed()
         every = every.take(_front(rough, rough.end(self.contention) / self.line.micro_batches, search.chain.counts[-1]))
-        return prices(search.job, search.chain, every, search.modes, search.site)
+        return prices(search.job, search.chain, every, search.modes, search.site).fixed()
 
     def plan(self, limit: float) -> Plan | None:
         """Balanced, moved, and written down; nothing if no cuts fit, or none are near `limit` seconds."""
@@ -295,7 +295,13 @@ class _Balance:
                 buffers = self.line.micro_batches * both
             load = Load(held, mixes, more, buffers)
             (self._settled[key],) = settle(
-                setting.chain, table, kind.search.modes, [load], setting.room, mixed=setting.mixed
+                setting.chain,
+                table,
+                kind.search.modes,
+                [load],
+                setting.room,
+                self.line.micro_batches,
+                mixed=setting.mixed,
             )
         return self._settled[key]
 
@@ -311,7 +317,8 @@ class _Balance:
             found = self._stage(s, cuts)
             chosen = (int(found.first[rows[i]]), int(found.second[rows[i]]), int(found.split[rows[i]]))
             where = (cuts[s], cuts[s + 1])
-            spans = stage_spans(self.job.model, table.choices, rows[i], kind.search.modes, chosen, where)
+            away = float(table.choices.optimizer_away[rows[i]])
+            spans = stage_spans(self.job.model, table.choices, rows[i], kind.search.modes, chosen, where, away)
             stages.append(Stage(devices=device_text(list(range(first, first + size))), spans=spans))
         pipeline = Pipeline(
             batch=self.job.global_batch, micro_batches=self.line.micro_batches, stages=tuple(stages),

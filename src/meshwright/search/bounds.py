@@ -6,6 +6,7 @@ devices in one pool as well; with the memory of each group of devices.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def pooled_extra(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     """
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)  # (group,)
+    assert table.relaxed is not None
+    table = dataclasses.replace(table, relaxed=table.relaxed.near(most / shape.micro_batches))
     held = cuts.held[:, stages_of(shape)]
     weights = (held * (alive_ / most[:, None])[..., None]).sum(axis=(1, 2))  # (cuts, sort)
     per_state = (held.sum(axis=2) / most[:, None]).sum(axis=1)  # (cuts, sort): bytes of states by what a byte is worth
@@ -82,7 +85,10 @@ def pooled_extra(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     left = left - room.loose * (received(setting, shape, cuts, table) / most[:, None]).sum(axis=1)
     host = np.maximum((1 / most).sum() * room.host - per_state @ table.host, 0.0)
     part = np.minimum(most / shape.micro_batches, 1.0).max()
-    return _asked(table, weights, left / room.loose, host, part)
+    # As if as much were alive everywhere as where most is: that is no more.
+    away = setting.chain.counts[-1] @ table.movable
+    moved = away * _away_price(setting, shape, table, most.max())[:, None] if away.any() else 0.0
+    return _asked(table, weights, left / room.loose, host, part, moved)
 
 
 def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
@@ -104,8 +110,12 @@ def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, l
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), *asked)
     # Longer passes hide more of what ends the step, second for second, but for what contention leaves of each.
     hidden = np.minimum((1 - setting.constants.contention) * asked[0], late[wide])
-    exact = setting.total(shape, joined(done, late[wide] - hidden, update[wide]))
-    bound[:, near] = exact.reshape(len(cuts), len(near))
+    ends = done + late[wide] - hidden
+    exact = joined(ends, 0.0, update[wide])
+    if table.movable.any():  # what is asked for may be updates, which other groups wait for only if they end later
+        may = np.tile((table.movable[:, near] > 0).any(axis=0), len(cuts))
+        exact = np.where(may, (ends + update[wide]).max(axis=1), exact)
+    bound[:, near] = np.maximum(bound[:, near], setting.total(shape, exact).reshape(len(cuts), len(near)))
     return bound
 
 
@@ -128,11 +138,12 @@ def free_times(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -
 
 def ending(
     setting: Setting, shape: Shape, cuts: Family, table: Prices, times: StageTimes,
-    tied: dict[int, Array] | None = None,
+    tied: dict[int, Array] | None = None, away: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """(candidate, group): what gradients and parameters delay each group, and its update.
 
-    `tied`: seconds in which gradients of tied weights travel to their own layer, by group.
+    `tied`: seconds in which gradients of tied weights travel to their own layer, by group. `away`: the part of what is
+    movable that is on the host; nothing if not said.
     """
     held = cuts.held[:, stages_of(shape)].sum(axis=2)
     present = held > 0
@@ -162,7 +173,8 @@ def ending(
     ):
         under = np.minimum(moved, window) if hides else 0.0
         late += moved - under + setting.constants.contention * under
-    return late, total(table.update)
+    update = total(table.update)
+    return late, update if away is None else update + away * total(table.update_away)
 
 
 def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array]:
@@ -170,17 +182,30 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     begun to go back."""
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)[:, None]  # (group, 1)
+    assert table.relaxed is not None
+    table = dataclasses.replace(table, relaxed=table.relaxed.near(most / shape.micro_batches))
     held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
     weights = (held * (alive_ / most)[..., None]).sum(axis=2)  # (cuts, group, sort)
     pieces = _present_pieces(setting, shape, cuts)
-    moment = (table.moment.min(axis=0) * pieces[..., None]).max(axis=2) + table.buffers
     left = room.memory - room.overhead - summed(every, table.states)
+    moment = (table.moment.min(axis=0) * pieces[..., None]).max(axis=2) + table.buffers
     left = left - room.loose * (received(setting, shape, cuts, table) + moment)
     host = np.maximum(room.host - summed(every, table.host), 0.0)
     part = np.minimum(most / shape.micro_batches, 1.0)
-    asked = _asked(table, weights, left / most / room.loose, host / most, part)
+    away = summed(every, table.movable)
+    moved = away * _away_price(setting, shape, table, most)[:, None] if away.any() else 0.0
+    asked = _asked(table, weights, left / most / room.loose, host / most, part, moved)
     return tuple(np.moveaxis(found, 1, 2).reshape(-1, shape.groups) for found in asked)
+
+
+def _away_price(setting: Setting, shape: Shape, table: Prices, most: Array) -> Array:
+    """(price, .., choice): seconds per micro-batch for a byte of optimizer states, here or on the host, at least."""
+    found = table.relaxed
+    assert found is not None
+    shape_ = (len(found.device), *[1] * max(np.ndim(most) - 1, 0), -1)
+    device, host = found.device.reshape(shape_), found.host.reshape(shape_)
+    return np.minimum(device / (most * setting.room.loose), table.away_rate / shape.micro_batches + host / most)
 
 
 def _alive(shape: Shape) -> Array:
@@ -188,12 +213,15 @@ def _alive(shape: Shape) -> Array:
     return alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]
 
 
-def _asked(table: Prices, weights: Array, left: Array, host: Array, part: Array | float) -> tuple[Array, Array]:
+def _asked(
+    table: Prices, weights: Array, left: Array, host: Array, part: Array | float, moved: Array | float
+) -> tuple[Array, Array]:
     """(.., choice): seconds per micro-batch that memory costs, by the price that shows most (`relaxed.py`).
 
     `weights`: (.., sort) layers, those of stages with fewer micro-batches alive only in proportion: what a layer loses
     is a concave function of the price of its bytes, which is in proportion to the micro-batches, and zero at zero.
-    `left`, `host`: bytes over micro-batches. `part` of the forward passes come before a group goes back.
+    `left`, `host`: bytes over micro-batches. `part` of the forward passes come before a group goes back. `moved`: what
+    optimizer states cost that may be here or on the host, wherever that is less.
     """
     found = table.relaxed
     assert found is not None
@@ -203,7 +231,7 @@ def _asked(table: Prices, weights: Array, left: Array, host: Array, part: Array 
         return (weights.reshape(-1, weights.shape[-1]) @ longer).reshape(len(longer), *left.shape)
 
     shape = (len(found.device), *[1] * (left.ndim - 1), left.shape[-1])
-    paid = found.device.reshape(shape) * left + found.host.reshape(shape) * host
+    paid = found.device.reshape(shape) * left + found.host.reshape(shape) * host - moved
     whole = lost(found.longer)
     extra = np.maximum((whole - paid).max(axis=0), 0.0)
     if not len(found.longer_back):

@@ -33,13 +33,16 @@ def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
 
 def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int) -> tuple[Span, ...]:
     where = (found.cuts[stage], found.cuts[stage + 1])
-    return stage_spans(model, found.table.choices, found.row, modes, found.modes[group], where)
+    choices, row = found.table.choices, found.row
+    away = found.away[group] if found.table.movable[:, row].any() else float(choices.optimizer_away[row])
+    return stage_spans(model, choices, row, modes, found.modes[group], where, away)
 
 
 def stage_spans(
-    model: Model, choices: Choices, row: int, modes: list[Mode], chosen: tuple[int, int, int], where: Range
+    model: Model, choices: Choices, row: int, modes: list[Mode], chosen: tuple[int, int, int], where: Range, away: float
 ) -> tuple[Span, ...]:
-    """One stage: a choice for all its layers, and two modes, of which the second begins at some layer."""
+    """One stage: a choice for all its layers, two modes, of which the second begins at some layer, and the part of its
+    optimizer states on the host."""
     low, high = where
     first, second, split = chosen
     middle = min(max(split, low), high)
@@ -48,8 +51,8 @@ def stage_spans(
         if end > start:
             span = choices.span(row, span_name(model, range(start, end)))
             recompute = repeated(model, range(start, end), mode)
-            away = replace(span.offload, activations=mode.offload)
-            spans.append(replace(span, recompute=recompute, offload=away))
+            offload = replace(span.offload, activations=mode.offload, optimizer=away)
+            spans.append(replace(span, recompute=recompute, offload=offload))
     if len(spans) == 2 and replace(spans[0], layers="") == replace(spans[1], layers=""):
         return (replace(spans[0], layers=span_name(model, range(low, high))),)
     return tuple(spans)

@@ -66,11 +66,12 @@ def layered(
     search sees that none takes `most` seconds or less."""
     if found.shape.schedule.virtual > 1:
         return None
+    relief = _relief(search, found) if any(found.away) else [0.0] * found.shape.stages
     found = with_all_choices(search, found)
     ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
     target = _ROUGH * search.setting.within(found.shape, min(most, search.limit))
-    limit = _closed_form(search, found, ways, instance) * target / search.setting.within(found.shape, found.seconds)
+    limit = _closed_form(found, ways, instance, relief) * target / search.setting.within(found.shape, found.seconds)
     for _ in range(_TRIES):
         solved = _solved(instance, solver, time_limit, limit)
         if solved is None:
@@ -84,13 +85,20 @@ def layered(
     return None
 
 
-def _closed_form(search: Search, found: Found, ways: list[Way], instance: Instance) -> float:
+def _relief(search: Search, found: Found) -> list[float]:
+    """Per stage: seconds per micro-batch that it saves by optimizer states that stay on the device."""
+    counts, cuts = search.chain.counts, found.cuts
+    saved = found.table.update_away[:, found.row] / found.shape.micro_batches
+    return [(1 - away) * float((counts[cuts[s + 1]] - counts[cuts[s]]) @ saved) for s, away in enumerate(found.away)]
+
+
+def _closed_form(found: Found, ways: list[Way], instance: Instance, relief: list[float]) -> float:
     """What the chain problem makes of a plan that the search found: its step is so much more or less than that."""
     seconds = []
     for stage, (first, second, split) in enumerate(found.modes):
         layers = np.arange(found.cuts[stage], found.cuts[stage + 1])
         one, two = (ways.index((found.row, mode)) for mode in (first, second))
-        seconds.append(instance.time[layers, np.where(layers < split, one, two)].sum())
+        seconds.append(instance.time[layers, np.where(layers < split, one, two)].sum() - relief[stage])
     send = instance.send[np.array(found.cuts[1:-1], dtype=int) - 1, ways.index((found.row, found.modes[0][0]))]
     slowest = max(*seconds, *send, 0.0)
     return float(sum(seconds) + send.sum() + (instance.micro_batches - 1) * slowest)
@@ -110,10 +118,16 @@ def _solved(instance: Instance, solver: str, time_limit: float | None, limit: fl
 def with_all_choices(search: Search, found: Found) -> Found:
     """A plan beside every choice of its stage size and micro-batch, not only those that may win on their own."""
     every = search.choices_of(found.shape)
+    row = np.array([found.row])
     if len(every) > _MOST_CHOICES:
-        return found
-    own = found.table.choices.take(np.array([found.row]))
-    table = prices(search.job, search.chain, joined([own, every]), search.modes, search.site)
+        movable = np.flatnonzero(found.table.movable.any(axis=0))
+        mine = found.table.take(row)
+        mine = mine.fixed() if any(found.away) else mine.here()
+        table = mine.beside(found.table.fixed()).beside(found.table.take(movable).here())
+        return dataclasses.replace(found, table=table, row=0)
+    own = found.table.choices.take(row)
+    own = own if any(found.away) else dataclasses.replace(own, optimizer_away=0 * own.optimizer_away)
+    table = prices(search.job, search.chain, joined([own, every]), search.modes, search.site).fixed()
     return dataclasses.replace(found, table=table, row=0)
 
 
@@ -163,13 +177,14 @@ def _above(low: tuple[float, float], middle: tuple[float, float], high: tuple[fl
 
 
 def _kin(found: Found) -> list[Way]:
-    """The winner's grid with every other ZeRO level, nothing repeated and nothing on the host."""
+    """The winner's grid with every other ZeRO level (or all states on the device), nothing repeated or on the host."""
     choices, row = found.table.choices, found.row
     same = (choices.zero_group == 0) & (choices.optimizer_away == 0) & (choices.parameters_away == 0)
     for part in ("tp", "sp", "ulysses", "ring", "dp", "ep", "etp", "order"):
         values = getattr(choices.grids, part)
         same &= values == values[row]
-    return [(int(other), 0) for other in np.flatnonzero(same) if choices.zero[other] != choices.zero[row]]
+    others = np.flatnonzero(same & ((choices.zero != choices.zero[row]) | (choices.optimizer_away[row] > 0)))
+    return [(int(other), 0) for other in others]
 
 
 def _seconds(search: Search, found: Found) -> Array:

@@ -77,12 +77,12 @@ def _simulated(
     tried: int,
 ) -> list[Found]:  # fmt: skip
     """A plan's choice with other cuts: the most promising of those below a limit. One mode for all stages stays so."""
-    one = found.table.take(np.array([found.row]))
+    one, cap = found.table.take(np.array([found.row])), max(found.away, default=1.0)
     if setting.stagewise or found.shape.groups == 1:
-        others = best_cuts(setting, found.shape, cuts, one, modes, limit, known, tried)
+        others = best_cuts(setting, found.shape, cuts, one, modes, limit, known, tried, cap)
     else:
         mode = found.modes[0][0]
-        others = best_cuts(setting, found.shape, cuts, one.under(mode), [modes[mode]], limit, known, tried)
+        others = best_cuts(setting, found.shape, cuts, one.under(mode), [modes[mode]], limit, known, tried, cap)
         others = [replace(o, modes=tuple((mode, mode, split) for _, _, split in o.modes)) for o in others]
     return [replace(other, table=found.table, row=found.row) for other in others]
 

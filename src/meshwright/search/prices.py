@@ -155,15 +155,18 @@ class Prices:
     kept: Array  # bytes of one micro-batch that stay on the device
     parked: Array  # bytes of one micro-batch on the host
     moment: Array  # (mode, piece, choice): bytes of the fullest moment of a block or a part of one
-    states: Array  # (sort, choice)
-    host: Array
+    states: Array  # (sort, choice): bytes on the device, all optimizer states away where they may be
+    host: Array  # bytes on the host, no optimizer states there
+    movable: Array  # bytes of optimizer states of which any part may be on the host instead of the device
     reduce: Array
     gather: Array
     once: Array  # (2, sort, choice): latency of the two
-    update: Array
+    update: Array  # seconds, no optimizer states on the host
+    update_away: Array  # seconds more where all that are movable are there
     passed_on: Array  # bytes handed to the next layer
     received: Array  # bytes of the input
     buffers: Array  # (choice,): bytes of a gradient of each shape of weight, where the runtime keeps them
+    cap: Array  # (choice,): the part of all optimizer states that is movable, where any is
     relaxed: Relaxed | None = None  # what memory costs at least, for bounds
 
     def take(self, rows: Array) -> Prices:
@@ -179,6 +182,29 @@ class Prices:
     def end(self, contention: float) -> Array:
         """(sort, choice): seconds that end a step, where gradients and parameters travel under computation."""
         return self.update + contention * (self.reduce + self.gather)
+
+    @property
+    def away_rate(self) -> Array:
+        """(choice,): seconds of the update per byte of optimizer states on the host, at least."""
+        rate = np.where(self.movable > 0, self.update_away / np.maximum(self.movable, 1.0), np.inf).min(axis=0)
+        return np.where(np.isinf(rate), 0.0, rate)
+
+    def fixed(self) -> Prices:
+        """The same with all movable optimizer states on the host."""
+        none, host = 0 * self.movable, self.host + self.movable
+        return replace(self, host=host, movable=none, update=self.update + self.update_away, update_away=none)
+
+    def capped(self, most: Array) -> Prices:
+        """The same with no more than a part of them (of each choice) on the host."""
+        return replace(
+            self, states=self.states + (1 - most) * self.movable, movable=most * self.movable,
+            update_away=most * self.update_away, cap=most * self.cap,
+        )  # fmt: skip
+
+    def here(self) -> Prices:
+        """The same with all of them on the device."""
+        none, choices = 0 * self.movable, replace(self.choices, optimizer_away=0 * self.choices.optimizer_away)
+        return replace(self, choices=choices, states=self.states + self.movable, movable=none, update_away=none)
 
     def under(self, mode: int) -> Prices:
         """Under one mode only."""
@@ -196,8 +222,8 @@ class Prices:
 
     def with_relaxed(self, chain: Chain) -> Prices:
         """With what memory costs at least."""
-        found = relaxed(chain.counts[-1], self.forward, self.backward, self.kept, self.parked)
-        return replace(self, relaxed=found)
+        bytes_ = (self.kept, self.parked)
+        return replace(self, relaxed=relaxed(chain.counts[-1], self.forward, self.backward, *bytes_, self.away_rate))
 
 
 _ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choices", "relaxed")]
@@ -210,7 +236,11 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     count, sorts = len(choices), len(chain.sorts)
     shape = (len(modes), sorts, count)
     out: dict[str, Array] = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}
-    flat = ("weight", "states", "host", "reduce", "gather", "update", "passed_on", "received")
+    flat = (
+        "weight", "states", "host", "movable", "reduce", "gather", "update", "update_away", "passed_on", "received",
+    )  # fmt: skip
+    here = replace(ways, offload_optimizer=0 * choices.optimizer_away)
+    moves = bool(choices.optimizer_away.any())
     for name in flat:
         out[name] = np.zeros(shape[1:])
     out["once"] = np.zeros((2, *shape[1:]))
@@ -223,13 +253,17 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
         out["forward"][:, i], out["backward"][:, i], out["weight"][i] = found
         out["kept"][:, i], out["parked"][:, i] = kept * (1 - away[:, None]), kept * away[:, None]
         states = state_bytes(job, [(layer, 1)], ways, site.runtime)
-        out["states"][i], out["host"][i] = states.states, states.host
+        out["states"][i] = states.states
+        kept_here = state_bytes(job, [(layer, 1)], here, site.runtime) if moves else states
+        out["host"][i], out["movable"][i] = kept_here.host, kept_here.states - states.states
         end = settled([layer], ways, site)
         out["reduce"][i], out["gather"][i] = end.reduce, end.gather
         out["once"][0, i], out["once"][1, i] = end.reduce_once, end.gather_once
-        out["update"][i] = update_seconds(job, [layer], ways, site)
+        out["update"][i] = update_seconds(job, [layer], here, site)
+        if moves:
+            out["update_away"][i] = update_seconds(job, [layer], ways, site) - out["update"][i]
         out["passed_on"][i], out["received"][i] = layer.output_bytes(ways.cut), layer.input_bytes(ways.cut)
-    out["buffers"] = np.zeros(count)
+    out["buffers"], out["cap"] = np.zeros(count), np.ones(count)
     if site.runtime.weight_gradient_buffers:
         shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, ways.cut)}
         out["buffers"] = out["buffers"] + sum(shapes.values())

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 Array = Any
+_HALVINGS = 10  # of the rate of updates on the host
 _DEAR = 1e3  # times what all layers take, for all that they keep: a price that only shows whether the bytes fit
 
 
@@ -26,17 +27,39 @@ class Relaxed:
     device: Array  # seconds per byte of one micro-batch
     host: Array
     longer: Array  # seconds that a layer takes more at least, what it keeps and parks paid for
-    longer_back: Array  # the same of its backward pass only; nothing (no prices) where no mode slows the forward pass
+    longer_back: Array  # the same of its backward pass only; no prices where no mode slows the forward pass
+    usual: int  # prices that are of use in every pipeline; behind them, those of updates on the host
 
     def take(self, rows: Array) -> Relaxed:
         """Of some of the choices."""
-        return Relaxed(*(part[..., rows] for part in (self.device, self.host, self.longer, self.longer_back)))
+        device, host, longer, back = (
+            part[..., rows] for part in (self.device, self.host, self.longer, self.longer_back)
+        )
+        return Relaxed(device, host, longer, back, self.usual)
+
+    def near(self, parts: Array) -> Relaxed:
+        """With the prices of optimizer states that matter where so many micro-batches of all are alive."""
+        if self.usual == len(self.device):
+            return self
+        low, high = (-np.log2([parts.max(), parts.min()])).clip(0, len(self.device) - self.usual - 1)
+        some = np.r_[: self.usual, self.usual + int(low) : self.usual + int(np.ceil(high)) + 1]
+        back = self.longer_back[some] if len(self.longer_back) else self.longer_back
+        return Relaxed(self.device[some], self.host[some], self.longer[some], back, self.usual)
 
 
-def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: Array) -> Relaxed:
-    """From seconds and bytes of (mode, sort, choice); `every`: layers of each sort in the model."""
+def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: Array, rate: Array) -> Relaxed:
+    """From seconds and bytes of (mode, sort, choice); `every`: layers of each sort in the model.
+
+    `rate`: seconds of the update per byte of optimizer states on the host. Where a part of all micro-batches is alive, a
+    byte of activations is worth that part of it.
+    """
     both = forward + backward
-    device, host = _prices(*(np.einsum("s,rsc->rc", every, part) for part in (both, kept, parked)))
+    total = [np.einsum("s,rsc->rc", every, part) for part in (both, kept, parked)]
+    device, host = _prices(*total)
+    usual = len(device)
+    if rate.any():
+        rates = rate * 2.0 ** -np.arange(_HALVINGS)[:, None]
+        device, host = np.concatenate([device, rates]), np.concatenate([host, 0 * rates])
     longer = np.empty((len(device), *both.shape[1:]))
     back = np.empty_like(longer) if (forward[1:] > forward[0]).any() else longer[:0]
     away = np.flatnonzero(parked.any(axis=(1, 2)))
@@ -48,36 +71,29 @@ def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: 
         longer[i] = np.add(paid, both, out=sums).min(axis=0) - both[0]
         if len(back):
             back[i] = np.add(paid, backward, out=sums).min(axis=0) - backward[0]
-    return Relaxed(device, host, longer, back)
+    return Relaxed(device, host, longer, back, usual)
 
 
 def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:
     """(price, choice) on the device and on the host, from (mode, choice) of all layers.
 
     Where two modes of the lower hull of seconds over bytes cost the same; and, where the host is full too, what its
-    bytes must cost for a mode that parks to be no better than those two.
+    bytes must cost for a mode that parks to be no better than two that do not.
     """
     scale = 1 / np.maximum(seconds[:1], 1e-30), 1 / np.maximum(kept[:1], 1.0)
     usual = (seconds * scale[0]).mean(axis=1), (kept * scale[1]).mean(axis=1)  # modes of a choice like most
-    staying = np.flatnonzero(~(parked > 0).any(axis=1))
     away = np.flatnonzero((parked > 0).any(axis=1))
     dear = _DEAR * seconds[0] * scale[1][0]
-    device, host = [dear], [0 * dear]
-    for one, other in _hull(*usual, np.arange(len(seconds))) if len(away) else []:
-        device.append(_slope(seconds, kept, one, other))
-        host.append(0 * dear)
-    for one, other in _hull(*usual, staying):
-        price = _slope(seconds, kept, one, other)
-        device.append(price)
-        host.append(0 * dear)
-        if len(away):
-            gain = seconds[one] + price * kept[one] - seconds[away] - price * kept[away]
-            device.append(price)
-            host.append(np.maximum(gain / np.maximum(parked[away], 1.0), 0.0).max(axis=0))
+    found = [(dear, 0 * dear)]
+    for one, other in _hull(*usual, np.arange(len(seconds))):
+        found.append((_slope(seconds, kept, one, other), 0 * dear))
     if len(away):
-        device.append(dear)
-        host.append(dear)
-    return np.stack(device), np.stack(host)
+        found.append((dear, dear))
+        for one, other in _hull(*usual, np.flatnonzero(~(parked > 0).any(axis=1))):
+            price = _slope(seconds, kept, one, other)
+            gain = seconds[one] + price * kept[one] - seconds[away] - price * kept[away]
+            found.append((price, np.maximum(gain / np.maximum(parked[away], 1.0), 0.0).max(axis=0)))
+    return np.stack([price for price, _ in found]), np.stack([price for _, price in found])
 
 
 def _slope(seconds: Array, kept: Array, one: int, other: int) -> Array:

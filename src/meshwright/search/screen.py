@@ -30,10 +30,12 @@ class Screen:
         self.setting = setting
         self.work = every @ (forward + backward)  # seconds of one micro-batch in all layers
         self.update, self.states = least_end + 0 * self.work, 0 * self.work
+        self.movable, self.update_away = 0 * self.work, 0 * self.work
         # Of gradients and parameters: seconds of all layers, of any group at least, and of computation to hide under.
         self.moved: list[tuple[Array, Array, Array]] = []
         if isinstance(table, Prices):
             self.update, self.states = every @ table.update, every @ table.states
+            self.movable, self.update_away = every @ table.movable, every @ table.update_away
             windows = (backward, forward)
             for moved, once, window in zip((table.reduce, table.gather), table.once, windows, strict=True):
                 self.moved.append((every @ moved, once.min(axis=0), every @ window))
@@ -47,10 +49,19 @@ class Screen:
         work = shape.micro_batches * self.work[rows]
         # One micro-batch goes through all layers and back; gradients of weights may come later.
         through = self.work[rows] - (self.weight[rows] if shape.schedule.name in SPLIT else 0.0)
+        away = self._away(shape, rows)
         bubble = np.maximum(work * shortest(shape, self.early[rows]), through) + self.after(shape, rows)
         even = self.total(shape, rows) / shape.groups
+        bubble, even = bubble + away, even + away
         fits = self.states[rows] / shape.groups + room.overhead <= room.memory
         return np.where(fits, setting.total(shape, np.maximum(bubble, even)), np.inf)
+
+    def _away(self, shape: Shape, rows: Array) -> Array:
+        """Seconds in which the mean group updates what it cannot hold of its optimizer states, at least."""
+        movable, room = self.movable[rows], self.setting.room
+        short = self.states[rows] + movable + shape.groups * (room.overhead - room.memory)
+        part = np.clip(short / np.maximum(movable, 1.0), 0.0, 1.0)
+        return part * self.update_away[rows] / shape.groups
 
     def after(self, shape: Shape, rows: Array) -> Array:
         """Seconds that follow the last micro-batch of any group, at least."""
@@ -101,8 +112,18 @@ def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -
 
 def least_end(setting: Setting, site: Site, choices: Choices, groups: int) -> Array:
     """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
-    here, there = (updates(setting, site, sharded(choices, where)) for where in (0.0, 1.0))
-    return np.where(holdable(setting, sharded(choices), groups), np.minimum(here, there), there)
+    every = sharded(choices, 1.0)
+    return updates(setting, site, replace(every, optimizer_away=least_away(setting, every, groups)))
+
+
+def least_away(setting: Setting, choices: Choices, groups: int) -> Array:
+    """The least part of optimizer states that must be on the host, where it may be, if all devices share evenly."""
+    room = setting.room
+    here, most = _held(setting, replace(choices, optimizer_away=0 * choices.optimizer_away), groups, alone=True)
+    there, _ = _held(setting, choices, groups, alone=True)
+    short = here.states + most * (room.overhead - room.memory)
+    part = np.clip(short / np.maximum(here.states - there.states, 1.0), 0.0, 1.0)
+    return choices.optimizer_away * (part if setting.partial else part > 0)
 
 
 def updates(setting: Setting, site: Site, choices: Choices) -> Array:
@@ -120,13 +141,15 @@ def useful(setting: Setting, rough: Prices, parents: Array) -> Array:
     """
     choices = rough.choices
     roomy = _need_at_most(setting, rough) <= setting.room.memory
-    kept = ~(roomy & (rough.host.max(axis=0) > 0))
-    rows = (rough.forward[0], rough.backward[0], rough.reduce, rough.gather, *rough.once, rough.update)
+    hosted = (rough.host + rough.movable).max(axis=0) > 0
+    kept = ~(roomy & hosted)
+    kept[_contained(choices, parents, rough.movable.max(axis=0) > 0, kept)] = False
+    rows = (
+        rough.forward[0], rough.backward[0], rough.reduce, rough.gather, *rough.once, rough.update, rough.update_away,
+    )  # fmt: skip
     times = np.concatenate(rows)
     for level in (0, 1):
-        whole = np.flatnonzero(
-            kept & (choices.zero == level) & (choices.zero_group == 0) & (rough.host.max(axis=0) <= 0)
-        )
+        whole = np.flatnonzero(kept & (choices.zero == level) & (choices.zero_group == 0) & ~hosted)
         twin = np.full(int(parents.max(initial=0)) + 1, -1)
         twin[parents[whole]] = whole
         some = np.flatnonzero(kept & (twin[parents] >= 0) & roomy[twin[parents]])
@@ -136,8 +159,15 @@ def useful(setting: Setting, rough: Prices, parents: Array) -> Array:
     return np.flatnonzero(kept)
 
 
+def _contained(choices: Choices, parents: Array, movable: Array, kept: Array) -> Array:
+    """Choices with all states on the device, where any part of them may be on the host in another one."""
+    key = (parents * 4 + choices.zero) * (int(choices.zero_group.max(initial=0)) + 1) + choices.zero_group
+    wide = np.unique(key[kept & movable & (choices.parameters_away == 0)])
+    return np.flatnonzero((choices.optimizer_away == 0) & np.isin(key, wide))
+
+
 def _need_at_most(setting: Setting, rough: Prices) -> Array:
     """Bytes if one device held all layers with all their states, and every micro-batch at once."""
     every, count = setting.chain.counts[-1], setting.job.global_batch // rough.choices.micro_batch
     kept = count * (every @ (rough.kept[0] + rough.received)) + rough.moment[0].max(axis=0) + rough.buffers
-    return setting.room.overhead + setting.room.loose * kept + every @ (rough.states + rough.host)
+    return setting.room.overhead + setting.room.loose * kept + every @ (rough.states + rough.movable + rough.host)

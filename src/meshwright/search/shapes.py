@@ -53,6 +53,7 @@ class Found:
     table: Prices
     row: int  # of the table
     modes: tuple[tuple[int, int, int], ...]  # per group: mode of both runs, and where the second begins
+    away: tuple[float, ...] = ()  # per group: the part of its optimizer states on the host, where it may be
     spread: float = 0.0  # seconds, a mean over groups that the slowest dominate: what to lower when several are slowest
 
 
@@ -68,6 +69,7 @@ class Setting:
     gradient_bytes: float
     mixed: bool  # layers of a stage may differ in what they repeat
     stagewise: bool = True  # so may stages
+    partial: bool = True  # any part of the optimizer states may be on the host
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
 

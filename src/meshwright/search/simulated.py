@@ -17,32 +17,66 @@ from meshwright.search.modes import Mode
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, stages_of
 from meshwright.search.stages import Load, Range, Settled, extras, settle
-from meshwright.search.timing import StageTimes, ends, least_ends, most_alive, pick
+from meshwright.search.timing import StageTimes, ends, least_ends, membership, most_alive, pick
 
 Array = Any
 _POWER = 24  # of the mean over groups
+_LEVELS = np.arange(9) / 8  # the most of its optimizer states that any group has on the host
 
 
-def best_of(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float,
-    known: dict[object, Settled] | None = None,
-) -> Found | None:  # fmt: skip
-    """The fastest choice of a table that fits and takes less than `limit` seconds.
-
-    `known` keeps how groups were settled, for calls with the same table and other cuts.
-    """
-    known = {} if known is None else known
+def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
+    """The fastest choice of a table that fits and takes less than `limit` seconds."""
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
-    most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
+    if shape.groups == 1 or not table.movable.any():
+        return _best_of(setting, shape, cuts, table, modes, limit)
+    # The group with the longest update decides: all may have as much on the host as it has.
+    near = _may_win(setting, shape, cuts, table, modes, limit)
+    movable = table.movable.any(axis=0)[near]
+    rows = np.concatenate([near[~movable], np.repeat(near[movable], len(_LEVELS))])
+    caps = np.concatenate([np.ones((~movable).sum()), np.tile(_LEVELS, movable.sum())])
+    if not len(rows):
+        return None
+    found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit, weigh=False)
+    if found is None:
+        return None
+    away = tuple(float(caps[found.row]) * part for part in found.away)
+    return replace(found, table=table, row=int(rows[found.row]), away=away)
+
+
+def _may_win(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Array:
+    """Choices that may be below a limit: each group as if its update were the longest."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
+    settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
+    plain = (free.forward + free.backward) @ membership(shape.schedule, shape.stages)
+    extra = np.maximum(np.stack([s.cost for s in settled], axis=1) - plain, 0.0)
+    late, update = ending(setting, shape, family, table, free)
+    done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free, extra, 0.0)
+    hidden = np.minimum((1 - setting.constants.contention) * extra, late)
+    return np.flatnonzero(setting.total(shape, (done + late - hidden + update).max(axis=1)) < limit)
+
+
+def _settled(
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], free: StageTimes, limit: float, *,
+    weigh: bool,
+) -> list[Settled]:  # fmt: skip
+    """All groups."""
+    most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
+    family = Family([cuts], setting.chain.counts)
     ample = roomy(setting, shape, family, table, modes)[0].all(axis=1)
     tight = [(cuts, group) for group in range(shape.groups) if not ample[group]]
-    found_ = iter(_settle(setting, shape, tight, table, modes, known, most))
-    settled = [
-        _plain(free, mine, cuts) if ample[group] else next(found_) for group, mine in enumerate(stages_of(shape))
-    ]
+    found = iter(_settle(setting, shape, tight, table, modes, {}, most, weigh=weigh))
+    every = enumerate(stages_of(shape))
+    return [_plain(free, mine, cuts) if ample[group] else next(found) for group, mine in every]
+
+
+def _best_of(
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float, *, weigh: bool = True
+) -> Found | None:
+    family = Family([cuts], setting.chain.counts)
+    free = free_times(setting, shape, family, table.columns)
+    settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=weigh)
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):
@@ -51,7 +85,8 @@ def best_of(
     times = _times(free, shape, [settled])
     if len(rows) < len(table.choices):
         part, times = table.take(rows), pick(times, rows)
-    late, update = ending(setting, shape, family, part, times, _all_tied(setting, shape, [cuts], part))
+    away = np.stack([s.away[rows] for s in settled], axis=1)
+    late, update = ending(setting, shape, family, part, times, _all_tied(setting, shape, [cuts], part), away)
     pipeline = (shape.schedule, shape.groups, shape.micro_batches)
     bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
     order, found = np.argsort(bound, kind="stable"), None
@@ -63,7 +98,7 @@ def best_of(
         one = int(np.argmin(seconds))
         if seconds[one] < limit:
             limit, row = float(seconds[one]), int(rows[near[one]])
-            found = Found(limit, shape, cuts, table, row, _modes(settled, row), float(spread[one]))
+            found = Found(limit, shape, cuts, table, row, *_modes(settled, row), float(spread[one]))
     return found
 
 
@@ -75,11 +110,16 @@ def _batches(count: int) -> Iterator[slice]:
 
 def best_cuts(
     setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices, modes: list[Mode], limit: float,
-    known: dict[object, Settled], tried: int,
+    known: dict[object, Settled], tried: int, cap: float,
 ) -> list[Found]:  # fmt: skip
-    """One choice (all that the table holds) with several cuts: the `tried` most promising ones, simulated."""
+    """One choice (all that the table holds) with several cuts: the `tried` most promising ones, simulated.
+
+    Of several groups none has more than `cap` of its optimizer states on the host.
+    """
     if not cuts:
         return []
+    weigh = shape.groups == 1
+    table = table if weigh else table.capped(np.array([cap]))
     most = setting.within(shape, limit) / shape.micro_batches
     family = Family(cuts, setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
@@ -96,7 +136,7 @@ def best_cuts(
                 here[key] = _plain(pick(free, np.array([q])), mine[group], cut)
             else:
                 tight[key] = (cut, group)
-    settled = _settle(setting, shape, list(tight.values()), table, modes, known, most)
+    settled = _settle(setting, shape, list(tight.values()), table, modes, known, most, weigh=weigh)
     here |= dict(zip(tight, settled, strict=True))
     fits = [q for q, keys in enumerate(places) if all(here[key].fits[0] for key in keys)]
     every = [[here[key] for key in places[q]] for q in fits]
@@ -105,7 +145,8 @@ def best_cuts(
     kept = [cuts[q] for q in fits]
     family = Family(kept, setting.chain.counts)
     times = _times(pick(free, np.array(fits)), shape, every)
-    late, update = ending(setting, shape, family, table, times, _all_tied(setting, shape, kept, table))
+    away = np.array([[float(s.away[0]) for s in row] for row in every])
+    late, update = ending(setting, shape, family, table, times, _all_tied(setting, shape, kept, table), away)
     pipeline = (shape.schedule, shape.groups, shape.micro_batches)
     bound = setting.total(shape, joined(least_ends(*pipeline, times), late, update))
     near = np.argsort(bound, kind="stable")[:tried]
@@ -114,7 +155,9 @@ def best_cuts(
         return []
     seconds, spread = _simulated(setting, shape, pick(times, near), late[near], update[near])
     return [
-        Found(float(seconds[i]), shape, kept[q], table, 0, _modes(every[q], 0), float(spread[i]))
+        Found(
+            float(seconds[i]), shape, kept[q], table, 0, *_modes(every[q], 0, 1.0 if weigh else cap), float(spread[i])
+        )
         for i, q in enumerate(near)
         if seconds[i] < limit
     ]
@@ -128,8 +171,12 @@ def _simulated(setting: Setting, shape: Shape, times: StageTimes, late: Array, u
     return seconds, seconds * ((exact / slowest) ** _POWER).mean(axis=1) ** (1 / _POWER)
 
 
-def _modes(settled: list[Settled], row: int) -> tuple[tuple[int, int, int], ...]:
-    return tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
+def _modes(
+    settled: list[Settled], row: int, cap: float = 1.0
+) -> tuple[tuple[tuple[int, int, int], ...], tuple[float, ...]]:
+    """Per group: its modes, and which part of its optimizer states is on the host."""
+    modes = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
+    return modes, tuple(cap * float(s.away[row]) for s in settled)
 
 
 def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
@@ -148,7 +195,8 @@ def _plain(free: StageTimes, stages: Array, cuts: Cuts) -> Settled:
     count = len(free.forward)
     none, start = np.zeros(count, dtype=np.int64), cuts[stages[0]]
     both = (free.forward[:, stages], free.backward[:, stages])
-    return Settled(np.ones(count, dtype=bool), *both, none, none, none + start, start)
+    cost = both[0].sum(axis=1) + both[1].sum(axis=1)
+    return Settled(np.ones(count, dtype=bool), *both, none, none, none + start, np.zeros(count), cost, start)
 
 
 def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode]) -> Array:
@@ -161,10 +209,10 @@ def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: li
     every = held.sum(axis=2)
     more = extras(setting.job, chain, table, chain.every_need, setting.runtime, setting.gradient_bytes)
     flying = most * (held @ table.kept[0]).max(axis=2)
-    states, host = summed(every, table.states), summed(every, table.host)
+    states, host = summed(every, table.states + table.movable), summed(every, table.host)
     if more:
         flying = flying + most * more.kept[0]
-        states, host = states + more.states, host + more.host
+        states, host = states + more.states + more.movable, host + more.host
     moment = table.moment[0].max(axis=0) + table.buffers
     need = states + room.overhead + room.loose * (received(setting, shape, cuts, table) + flying + moment)
     return (need <= room.memory) & ((host <= room.host) | (host <= 0))
@@ -172,25 +220,32 @@ def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: li
 
 def _settle(
     setting: Setting, shape: Shape, groups: list[tuple[Cuts, int]], table: Prices, modes: list[Mode],
-    known: dict[object, Settled], most: float,
+    known: dict[object, Settled], most: float, *, weigh: bool,
 ) -> list[Settled]:  # fmt: skip
     """The modes of some groups under some cuts; those with the same layers and as much in flight are settled once."""
     chain, counts = setting.chain, setting.chain.counts
-    keys, loads = [], {}
+    keys, loads, cap = [], {}, table.cap.tobytes()
     for cuts, group in groups:
         held = shape.ranges(cuts, group)
         mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
         elsewhere = chain.elsewhere(held)
         ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
         # What a group holds matters, and what it needs from elsewhere, not where it stands.
-        key = (mixes, ends_here, elsewhere, *((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held))
+        key = (
+            cap,
+            mixes,
+            ends_here,
+            elsewhere,
+            *((int(chain.sort[a]), (counts[b] - counts[a]).tobytes()) for a, b in held),
+        )
         keys.append((key, held[0][0]))
         if key not in known and key not in loads:
             more = extras(setting.job, chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
             buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
             loads[key] = Load(held, mixes, more, buffers)
     if loads:
-        new = settle(chain, table, modes, list(loads.values()), setting.room, mixed=setting.mixed, most=most)
+        rest = (setting.room, shape.micro_batches)
+        new = settle(chain, table, modes, list(loads.values()), *rest, mixed=setting.mixed, most=most, weigh=weigh)
         known.update(zip(loads, new, strict=True))
     found = []
     for key, start in keys:

@@ -33,11 +33,11 @@ from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids, expert_widths, fold, foldings
 from meshwright.search.hopes import averaged, hopeful, spare
 from meshwright.search.limits import Limits
-from meshwright.search.modes import modes
+from meshwright.search.modes import Mode, modes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
-from meshwright.search.prices import Chain, Priced, prices
-from meshwright.search.screen import Screen, holdable, least_end, possible, updates, useful
+from meshwright.search.prices import Chain, Priced, Prices, prices
+from meshwright.search.screen import Screen, holdable, least_away, least_end, possible, updates, useful
 from meshwright.search.shapes import Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of
 from meshwright.search.stages import Room, Settled
@@ -94,6 +94,7 @@ class Search:
         self.setting = Setting(
             job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
             self.limits.allows("mixed"), self.limits.allows("stagewise"),
+            self.limits.allows("partial") and self.limits.allows("stagewise"),
         )  # fmt: skip
         self._names = self.limits.schedules()
         self._count = 0
@@ -187,14 +188,14 @@ class Search:
         """Try many more cuts for the best of the shapes."""
         near = [found for found in self.by_shape.values() if 1 < found.shape.stages <= _POLISHED]
         if self.best and self.best[0].shape.stages > _POLISHED and self.limits.allows("uneven"):
-            self._keep(polished(self.setting, self.places, self.modes, self.best[0]))
+            self._keep(self._again(polished(self.setting, self.places, self.modes, self.best[0])))
         for found in sorted(near, key=lambda found: found.seconds)[:_DEEP]:
             if found.seconds >= _CLOSE * self.limit or not self.limits.allows("uneven") or self.late:
                 continue
             known: dict[object, Settled] = {}
             starts = started(self.setting, self._cutter, self.modes, found, self.cuts(found.shape).cuts, known)
             for start in starts[: _STARTS if found.shape.stages > _FEW else 2 * _STARTS]:
-                self._keep(polished(self.setting, self.places, self.modes, start, _TRIED, known))
+                self._keep(self._again(polished(self.setting, self.places, self.modes, start, _TRIED, known)))
 
     def _told(self, waiting: list[Table]) -> None:
         self.bound = min([table.bound for table in waiting] + [self.limit])
@@ -231,15 +232,18 @@ class Search:
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
         parents = chosen[parents]
         kept = holdable(self.setting, everything, self.most_groups)
-        kept = np.flatnonzero(kept & (updates(self.setting, self.site, everything) < left[parents]))
+        least = everything
+        if self.setting.partial:
+            least = replace(everything, optimizer_away=least_away(self.setting, everything, self.most_groups))
+        kept = np.flatnonzero(kept & (updates(self.setting, self.site, least) < left[parents]))
         if not len(kept):
             return
         everything, parents = everything.take(kept), parents[kept]
-        rough = prices(self.job, self.chain, everything, self.modes[:1], self.site)
+        rough = self._priced(everything, self.modes[:1])
         kept = useful(self.setting, rough, parents)
         everything, parents, rough = everything.take(kept), parents[kept], rough.take(kept)
         screen = Screen(self.setting, rough)
-        known = Priced(everything, self.chain, lambda part: prices(self.job, self.chain, part, self.modes, self.site))
+        known = Priced(everything, self.chain, lambda part: self._priced(part, self.modes))
         items = []
         for shape, rows in wanted if not self.late else []:
             mask = np.zeros(len(full), dtype=bool)
@@ -253,6 +257,10 @@ class Search:
                 items.append((shape, mine[near], bound[near]))
         for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
+
+    def _priced(self, choices: Choices, modes: list[Mode]) -> Prices:
+        found = prices(self.job, self.chain, choices, modes, self.site)
+        return found if self.setting.partial else found.fixed()
 
     def _wanted(self, bare_: Timed, some: list[Table], most: int | None) -> list[tuple[Shape, Array]]:
         """Every pipeline of some tables (or the `most` of least bound) with the grids that may win in it."""
@@ -356,9 +364,17 @@ class Search:
         """Keep a plan; if it is better than the best, move its cuts first."""
         short = found is not None and found.shape.stages <= _POLISHED
         if found and short and found.seconds < self.limit and self.limits.allows("uneven"):
-            found = polished(self.setting, self.places, self.modes, found)
+            found = self._again(polished(self.setting, self.places, self.modes, found))
         if found:
             self._keep(found)
+
+    def _again(self, found: Found) -> Found:
+        """The same cuts with another part of the optimizer states on the host, if that is faster."""
+        one = found.table.take(np.array([found.row]))
+        if found.shape.groups == 1 or not one.movable.any():
+            return found
+        other = best_of(self.setting, found.shape, found.cuts, one, self.modes, found.seconds)
+        return replace(other, table=found.table, row=found.row) if other else found
 
     def _keep(self, found: Found) -> None:
         if found.seconds < self.limit:

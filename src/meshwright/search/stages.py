@@ -7,6 +7,7 @@ looks at every pair of modes and every such block.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -22,6 +23,7 @@ from meshwright.search.prices import Chain, Needs, Prices
 from meshwright.search.ways import cut_of
 
 Array = Any
+STEPS = 128  # parts of optimizer states on the host are multiples of 1 / 128
 Range = tuple[int, int]  # first layer, and the one after the last
 
 
@@ -53,6 +55,8 @@ class Settled:
     first: Array  # mode of the first run
     second: Array
     split: Array  # layer at which the second run begins
+    away: Array  # the part of its movable optimizer states on the host
+    cost: Array  # seconds of one micro-batch, with its part of what updates on the host take more
     start: int = 0  # the group's first layer
 
 
@@ -62,6 +66,7 @@ class Extras:
 
     states: Array
     host: Array
+    movable: Array
     kept: Array  # per stage of the group
     copied: Array  # bytes of gradients that travel to the weights' own layer
 
@@ -71,9 +76,11 @@ def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Run
     if not any(elsewhere):
         return None
     none = np.zeros(len(table.choices))
-    states, host, copied = none, none, none
+    states, host, movable, copied = none, none, none, none
     kept = [none] * len(elsewhere)
     ways = cut_of(table.choices, job, runtime)
+    may = (table.movable > 0).any(axis=0)
+    here = dataclasses.replace(ways, offload_optimizer=np.where(may, 0.0, ways.offload_optimizer))
     seen: set[int] = set()
     for stage, needs in enumerate(elsewhere):
         for how, source, sort in needs:
@@ -85,10 +92,12 @@ def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Run
             copied = copied + (both - own) * size
             if source not in seen:
                 seen.add(source)
-                more = state_bytes(job, [(layer, 1)], ways, runtime, with_tied=True)
-                less = state_bytes(job, [(layer, 1)], ways, runtime)
-                states, host = states + more.states - less.states, host + more.host - less.host
-    return Extras(states, host, np.stack(kept), copied)
+                more, less = (state_bytes(job, [(layer, 1)], ways, runtime, with_tied=tied) for tied in (True, False))
+                all_, own_ = (state_bytes(job, [(layer, 1)], here, runtime, with_tied=tied) for tied in (True, False))
+                states = states + more.states - less.states
+                host = host + all_.host - own_.host
+                movable = movable + (all_.states - own_.states) - (more.states - less.states)
+    return Extras(states + (1 - table.cap) * movable, host, table.cap * movable, np.stack(kept), copied)
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,11 @@ class Load:
 
 
 def settle(
-    chain: Chain, table: Prices, modes: list[Mode], loads: list[Load], room: Room, *, mixed: bool, most: float = np.inf
-) -> list[Settled]:
-    """The fastest modes that fit, for every group (of as many stages each) and every choice of a table.
+    chain: Chain, table: Prices, modes: list[Mode], loads: list[Load], room: Room, micro_batches: int, *, mixed: bool,
+    most: float = np.inf, weigh: bool = True,
+) -> list[Settled]:  # fmt: skip
+    """The fastest modes that fit, for every group (of as many stages each) and every choice of a table, with as little
+    of the optimizer states on the host as they leave room for; `weigh`: what that takes in the update counts too.
 
     Where they take `most` seconds or more, slower ones may do.
     """
@@ -113,22 +124,55 @@ def settle(
     parts = _Parts.of(chain, table, modes, where, loads)
     alive = _mixes(loads)
     layers = (chain.counts[where[..., 1]] - chain.counts[where[..., 0]]).sum(axis=1)  # (group, sort)
-    states, on_host = layers @ table.states, layers @ table.host
+    states, on_host, movable = layers @ table.states, layers @ table.host, layers @ table.movable
     for i, load in enumerate(loads):
         if load.more:
             states[i], on_host[i] = states[i] + load.more.states, on_host[i] + load.more.host
+            movable[i] = movable[i] + load.more.movable
     base = states + room.overhead + room.loose * (np.stack([load.received for load in loads]) + table.buffers)
-    _try(best, parts, stages, alive, base, on_host, room, where[:, 0, 0])
+    seconds = layers @ table.update_away / micro_batches if weigh else 0 * movable
+    memory = _Memory(base, on_host, movable, seconds, room)
+    _try(best, parts, stages, alive, memory, where[:, 0, 0])
     if mixed and len(modes) > 1 and not best.plain.all():
         if stages > 1:
-            _try(best, parts, 1, alive, base, on_host, room, where[:, 0, 1])
+            _try(best, parts, 1, alive, memory, where[:, 0, 1])
         for i, load in enumerate(loads) if stages == 1 else []:
             if splits := _splits(chain, *load.held[0]):
                 most_alive = max(mix[0] for mix in load.mixes)
                 whole = (parts.time[i, 0], parts.kept[i, 0])
-                memory = (base[i], on_host[i])
-                _try_splits(best.of(i), chain, table, whole, load.held[0], splits, most_alive, memory, room, most)
+                _try_splits(best.of(i), chain, table, whole, load.held[0], splits, most_alive, memory.of(i), most)
     return best.settled(chain, table, where)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What groups hold whatever their modes: arrays of (group, choice)."""
+
+    base: Array  # bytes on the device, no movable optimizer states among them
+    on_host: Array
+    movable: Array
+    seconds: Array  # per micro-batch, that updating all movable states on the host takes more
+    room: Room
+
+    def of(self, at: Any) -> _Memory:
+        """Of one group; of one group's, of some of the choices."""
+        return _Memory(self.base[at], self.on_host[at], self.movable[at], self.seconds[at], self.room)
+
+    def fit(self, time: Array, kept: Array, parked: Array | float, axis: int) -> tuple[Array, Array | None]:
+        """Seconds with what is updated on the host, infinite where nothing fits; and the part that is there.
+
+        `kept` and `parked` are bytes of modes, along an `axis` that the arrays here do not have.
+        """
+        base, on_host, movable, seconds = (
+            np.expand_dims(a, axis) for a in (self.base, self.on_host, self.movable, self.seconds)
+        )
+        free, part, there = self.room.memory - base - self.room.loose * kept, None, on_host + parked
+        fits = free >= 0
+        if movable.any():
+            part = np.clip(1 - free / np.maximum(movable, 1.0), 0.0, 1.0)
+            part = np.where(fits & (movable > 0), np.ceil(part * STEPS) / STEPS, 0.0)
+            there, time = there + part * movable, time + part * seconds
+        return np.where(fits & ((there <= self.room.host) | (there <= 0)), time, np.inf), part
 
 
 def _mixes(loads: list[Load]) -> Array:
@@ -177,6 +221,7 @@ class _Best:
         self.cost = np.full(size, np.inf)
         self.plain = np.zeros(size, dtype=bool)  # fits with nothing repeated: cannot be improved
         self.first, self.second, self.split = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        self.away = np.zeros(size)
 
     def of(self, group: int) -> _Best:
         """Of one group: what it is offered counts here too."""
@@ -185,17 +230,19 @@ class _Best:
             setattr(found, name, array[group])
         return found
 
-    def offer(self, time: Array, pairs: Array, split: Array) -> None:
-        """Seconds of (group, pair, choice), and where the second run of each group begins."""
+    def offer(self, time: Array, away: Array | None, pairs: Array, split: Array) -> None:
+        """Seconds of (group, pair, choice), what is then away, and where the second run of each group begins."""
         row = np.argmin(time, axis=1)
         value = np.take_along_axis(time, row[:, None], axis=1)[:, 0]
         better = value < self.cost
+        if away is not None:
+            self.away = np.where(better, np.take_along_axis(away, row[:, None], axis=1)[:, 0], self.away)
         for name, new in (
             ("cost", value), ("first", pairs[row, 0]), ("second", pairs[row, 1]), ("split", split[:, None])
         ):  # fmt: skip
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
-    def offer_splits(self, some: Array, time: Array, pairs: Array, splits: list[int]) -> None:
+    def offer_splits(self, some: Array, time: Array, away: Array | None, pairs: Array, splits: list[int]) -> None:
         """The same for some of the choices, from arrays of (split, pair, choice)."""
         flat = time.reshape(-1, len(some))
         row = np.argmin(flat, axis=0)
@@ -205,6 +252,8 @@ class _Best:
         k, pair = (index[better] for index in np.unravel_index(row, time.shape[:2]))
         self.cost[mine], self.first[mine], self.second[mine] = value[better], pairs[pair, 0], pairs[pair, 1]
         self.split[mine] = np.array(splits)[k]
+        if away is not None:
+            self.away[mine] = away.reshape(-1, len(some))[row, np.arange(len(some))][better]
 
     def settled(self, chain: Chain, table: Prices, where: Array) -> list[Settled]:
         columns, counts = np.arange(self.cost.shape[1]), chain.counts
@@ -215,15 +264,12 @@ class _Best:
             one, two = (per_mode[run, :, columns][:, None] for run in (self.first, self.second))
             found.append(((middle - low) * one).sum(axis=3) + ((high - middle) * two).sum(axis=3))
         fits, starts = np.isfinite(self.cost), where[:, 0, 0].tolist()
-        return [
-            Settled(fits[i], found[0][i].T, found[1][i].T, self.first[i], self.second[i], self.split[i], starts[i])
-            for i in range(len(starts))
-        ]
+        forward, backward = (part.transpose(0, 2, 1) for part in found)
+        every = (fits, forward, backward, self.first, self.second, self.split, self.away, self.cost, starts)
+        return [Settled(*parts) for parts in zip(*every, strict=True)]
 
 
-def _try(
-    best: _Best, parts: _Parts, first: int, alive: Array, base: Array, on_host: Array, room: Room, split: Array
-) -> None:
+def _try(best: _Best, parts: _Parts, first: int, alive: Array, memory: _Memory, split: Array) -> None:
     """Offer every mode, or every pair of modes for the `first` stages and for the others."""
     stages, modes, choices = parts.time.shape[1:]
     both = _pairs(modes, two=first < stages)
@@ -247,23 +293,21 @@ def _try(
 
     time = runs(lambda some: parts.time[:, some].sum(axis=1), np.add)
     peak = runs(lambda some: parts.moment[:, some].max(axis=1), np.maximum)
-    away = on_host[:, None] + (held(parts.parked) if parts.parked.any() else 0.0)
-    need = base[:, None] + room.loose * (held(parts.kept) + peak)
-    ok = (need <= room.memory) & ((away <= room.host) | (away <= 0))
+    parked = held(parts.parked) if parts.parked.any() else 0.0
+    time, away = memory.fit(time, held(parts.kept) + peak, parked, 1)
     if first == stages:
-        best.plain = ok[:, 0]
-    best.offer(np.where(ok, time, np.inf), both, split)
+        best.plain = np.isfinite(time[:, 0]) & (True if away is None else away[:, 0] == 0)
+    best.offer(time, away, both, split)
 
 
 def _try_splits(
     best: _Best, chain: Chain, table: Prices, whole: tuple[Array, Array], where: Range, splits: list[int], alive: int,
-    memory: tuple[Array, Array], room: Room, most: float,
+    memory: _Memory, most: float,
 ) -> None:  # fmt: skip
     """Offer every pair of modes before and after every block of a stage, to choices that must repeat something.
 
-    `whole`: seconds and bytes kept of (mode, choice); `memory`: other bytes, on the device and on the host.
+    `whole`: seconds and bytes kept of (mode, choice).
     """
-    base, on_host = memory
     # A mode that is no faster than what fits alone wins nothing beside another such one.
     fast = (whole[0] < np.minimum(best.cost, most)) & ~best.plain
     some, pairs = np.flatnonzero(fast.any(axis=0)), _pairs(len(fast), two=True)
@@ -289,13 +333,10 @@ def _try_splits(
         peak([chain.pieces_in(where[0], split) for split in splits], pairs[:, 0]),
         peak([chain.pieces_in(split, where[1]) for split in splits], pairs[:, 1]),
     )
-    need = base[some] + room.loose * (alive * both(table.kept, first) + moment)
-    fits = need <= room.memory
-    if table.parked.any() or on_host.any():
-        away = on_host[some] + alive * both(table.parked)
-        fits &= (away <= room.host) | (away <= 0)
-    time = np.where(fits, both(table.forward + table.backward), np.inf)
-    best.offer_splits(some, time, pairs, splits)
+    parked = alive * both(table.parked) if table.parked.any() else 0.0
+    kept = alive * both(table.kept, first) + moment
+    time, away = memory.of(some).fit(both(table.forward + table.backward), kept, parked, 0)
+    best.offer_splits(some, time, away, pairs, splits)
 
 
 def _distinct(arrays: list[Array]) -> list[Array]:

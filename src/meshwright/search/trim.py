@@ -17,9 +17,9 @@ from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.schedule import group_of_stage
+from meshwright.search.stages import STEPS
 
 Group = tuple[int, int]  # pipeline, device group
-_STEPS = 128  # fractions are multiples of 1 / 128
 _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters", "activations"))
 
 
@@ -51,11 +51,11 @@ def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
 
     def beyond(fractions: dict[Group, int]) -> dict[Group, float]:
         """Bytes that each group takes beyond what it has; positive where it does not fit."""
-        rows = plan_memory(_scaled(plan, name, {g: fractions[g] / _STEPS for g in used}), job, runtime)
+        rows = plan_memory(_scaled(plan, name, {g: fractions[g] / STEPS for g in used}), job, runtime)
         over = [row.host_short_by or (row.short_by or row.total - row.capacity) for row in rows]
         return dict(zip(groups, over, strict=True))
 
-    low, high = dict.fromkeys(groups, 0), dict.fromkeys(groups, _STEPS)
+    low, high = dict.fromkeys(groups, 0), dict.fromkeys(groups, STEPS)
     short, spare = beyond(low), beyond(high)
     for g in groups:
         if short[g] <= 0:
@@ -67,7 +67,7 @@ def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
                 low[g], short[g] = middle[g], over
             else:
                 high[g], spare[g] = middle[g], over
-    return _scaled(plan, name, {g: high[g] / _STEPS for g in used})
+    return _scaled(plan, name, {g: high[g] / STEPS for g in used})
 
 
 def _between(low: int, high: int, short: float, spare: float) -> int:
