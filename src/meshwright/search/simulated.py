@@ -21,7 +21,8 @@ from meshwright.search.timing import StageTimes, ends, least_ends, membership, m
 
 Array = Any
 _POWER = 24  # of the mean over groups
-_LEVELS = np.arange(9) / 8  # the most of its optimizer states that any group has on the host
+_STEP = 1 / 8
+_LEVELS = np.arange(9) * _STEP  # the most of its optimizer states that any group has on the host
 
 
 def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
@@ -29,23 +30,32 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
     if shape.groups == 1 or not table.movable.any():
-        return _best_of(setting, shape, cuts, table, modes, limit)
+        free = free_times(setting, shape, Family([cuts], setting.chain.counts), table.columns)
+        settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
+        return _best_of(setting, shape, cuts, table, modes, limit, settled)
     # The group with the longest update decides: all may have as much on the host as it has.
-    near = _may_win(setting, shape, cuts, table, modes, limit)
-    movable = table.movable.any(axis=0)[near]
-    rows = np.concatenate([near[~movable], np.repeat(near[movable], len(_LEVELS))])
-    caps = np.concatenate([np.ones((~movable).sum()), np.tile(_LEVELS, movable.sum())])
-    if not len(rows):
+    near, settled = _may_win(setting, shape, cuts, table, modes, limit)
+    if not len(near):
         return None
-    found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit, weigh=False)
+    away = np.stack([s.away[near] for s in settled], axis=1)
+    if not away.any():
+        return _best_of(setting, shape, cuts, table, modes, limit, settled)
+    low, high = away.min(axis=1, keepdims=True), away.max(axis=1, keepdims=True)
+    # Where no group would have any on its own, none has; else those about what they would have, and a step more.
+    some = (low - _STEP < _LEVELS) & (high + 2 * _STEP * (high > 0) + 1e-9 > _LEVELS)
+    at, level = np.nonzero(some)
+    rows, caps = near[at], _LEVELS[level]
+    found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit)
     if found is None:
         return None
-    away = tuple(float(caps[found.row]) * part for part in found.away)
-    return replace(found, table=table, row=int(rows[found.row]), away=away)
+    parts = tuple(float(caps[found.row]) * part for part in found.away)
+    return replace(found, table=table, row=int(rows[found.row]), away=parts)
 
 
-def _may_win(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Array:
-    """Choices that may be below a limit: each group as if its update were the longest."""
+def _may_win(
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float
+) -> tuple[Array, list[Settled]]:
+    """Choices that may be below a limit, each group as if its update were the longest; and how all are then settled."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
     settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
@@ -54,7 +64,7 @@ def _may_win(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: l
     late, update = ending(setting, shape, family, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free, extra, 0.0)
     hidden = np.minimum((1 - setting.constants.contention) * extra, late)
-    return np.flatnonzero(setting.total(shape, (done + late - hidden + update).max(axis=1)) < limit)
+    return np.flatnonzero(setting.total(shape, (done + late - hidden + update).max(axis=1)) < limit), settled
 
 
 def _settled(
@@ -72,11 +82,13 @@ def _settled(
 
 
 def _best_of(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float, *, weigh: bool = True
-) -> Found | None:
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float,
+    settled: list[Settled] | None = None,
+) -> Found | None:  # fmt: skip
+    """The same where groups are settled, or as if updates took no time: the most that may be away is given."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
-    settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=weigh)
+    settled = settled or _settled(setting, shape, cuts, table, modes, free, limit, weigh=False)
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):

@@ -30,7 +30,7 @@ from meshwright.search.bounds import (
     shortest,
 )
 from meshwright.search.cuts import Cutter, Family, Known
-from meshwright.search.grids import all_grids, expert_widths, fold, foldings
+from meshwright.search.grids import all_grids
 from meshwright.search.hopes import averaged, hopeful, spare
 from meshwright.search.limits import Limits
 from meshwright.search.modes import Mode, modes
@@ -44,7 +44,7 @@ from meshwright.search.stages import Room, Settled
 from meshwright.search.tables import Frame, Table, framed, numbers, tables
 from meshwright.search.timed import Timed, timed, undominated
 from meshwright.search.timing import SPLIT
-from meshwright.search.ways import Choices, bare, joined, with_states
+from meshwright.search.ways import Choices, bare, folded, joined, with_states
 
 Array = Any
 Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds
@@ -219,7 +219,7 @@ class Search:
         some = [table for table in some if not self.late and any(self._shapes(table))]
         if not some:
             return
-        full = self.with_experts(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
+        full = self._folded(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         full = full.take(np.flatnonzero(possible(self.setting, full, self.most_groups)))
         if not len(full):
             return
@@ -257,6 +257,9 @@ class Search:
                 items.append((shape, mine[near], bound[near]))
         for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
+
+    def _folded(self, part: Choices) -> Choices:
+        return folded(self.job, self.chain.sorts, part, self.site.fabric, self.limits)
 
     def _priced(self, choices: Choices, modes: list[Mode]) -> Prices:
         found = prices(self.job, self.chain, choices, modes, self.site)
@@ -357,7 +360,7 @@ class Search:
         rows = np.flatnonzero((grids.devices == shape.devices) & (samples % grids.dp == 0))
         if "micro_batch" in self.limits.fixed:
             rows = rows[samples // grids.dp[rows] == self.limits.fixed["micro_batch"]]
-        full = self.with_experts(bare(grids.take(rows), samples // grids.dp[rows]))
+        full = self._folded(bare(grids.take(rows), samples // grids.dp[rows]))
         return with_states(full, self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
@@ -381,17 +384,6 @@ class Search:
             self.best.insert(0, found)
         if found.shape not in self.by_shape or found.seconds < self.by_shape[found.shape].seconds:
             self.by_shape[found.shape] = found
-
-    def with_experts(self, part: Choices) -> Choices:
-        """Every grid with every folding of the experts over it."""
-        if not any(layer.experts for layer in self.chain.sorts):
-            return part
-        found, widths = [], expert_widths(self.chain.sorts)
-        for ep, same in foldings(self.job, self.site.fabric, self.limits):
-            grids, rows = fold(self.job, widths, part.grids, ep, self.site.fabric, self.limits, same=same)
-            if len(rows):
-                found.append(bare(grids, part.samples[rows]))
-        return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))
 
     def cuts(self, shape: Shape) -> Family:
         """Cuts of the chain into the stages of a shape."""

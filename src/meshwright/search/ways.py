@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,10 +12,10 @@ from meshwright.cost.collectives import EVERYTHING, Counts, Fabric
 from meshwright.cost.layer import Placement
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Replicas, Ways
-from meshwright.model import Slice
+from meshwright.model import Layer, Slice
 from meshwright.plan import Job, Span
 from meshwright.plan.strategy import Offload
-from meshwright.search.grids import ORDERS, Grids
+from meshwright.search.grids import ORDERS, Grids, expert_widths, fold, foldings
 from meshwright.search.limits import Limits
 
 Array = Any
@@ -60,6 +61,18 @@ def bare(grids: Grids, samples: Array) -> Choices:
     """Grids without ZeRO or offload."""
     none = np.zeros(len(grids), dtype=np.int64)
     return Choices(grids, samples, none, none, none * 0.0, none * 0.0)
+
+
+def folded(job: Job, sorts: Sequence[Layer], part: Choices, fabric: Fabric, limits: Limits) -> Choices:
+    """Every grid with every folding of the experts over it; as it is, where no layer has experts."""
+    if not any(layer.experts for layer in sorts):
+        return part
+    found, widths = [], expert_widths(sorts)
+    for ep, same in foldings(job, fabric, limits):
+        grids, rows = fold(job, widths, part.grids, ep, fabric, limits, same=same)
+        if len(rows):
+            found.append(bare(grids, part.samples[rows]))
+    return joined(found) if found else part.take(np.zeros(0, dtype=np.int64))
 
 
 def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Array]:
