@@ -192,7 +192,7 @@ class _Balance:
         """The fastest grids of a kind, with every ZeRO level whose states its stages can hold."""
         kind, search = self.line.kinds[which], self.line.kinds[which].search
         head = _varied(_table(kind, self.line.sizes[which], self.line).choices)
-        every, _ = with_states(search.with_experts(head), self.job, search.limits)
+        every, _ = with_states(search.folded(head), self.job, search.limits)
         every = every.take(np.flatnonzero(holdable(search.setting, every, len(self.home), alone=False)))
         if not len(every):
             return None

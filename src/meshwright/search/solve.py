@@ -23,12 +23,7 @@ from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
 from meshwright.plan import Job
 from meshwright.plan.schedule import Schedule
-from meshwright.search.bounds import (
-    least_seconds,
-    plain_seconds,
-    pooled_extra,
-    shortest,
-)
+from meshwright.search.bounds import least_seconds, plain_seconds, pooled_extra, shortest
 from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids
 from meshwright.search.hopes import averaged, hopeful, spare
@@ -219,7 +214,7 @@ class Search:
         some = [table for table in some if not self.late and any(self._shapes(table))]
         if not some:
             return
-        full = self._folded(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
+        full = self.folded(joined([t.choices.take(np.flatnonzero(t.least < self.limit)) for t in some]))
         full = full.take(np.flatnonzero(possible(self.setting, full, self.most_groups)))
         if not len(full):
             return
@@ -258,7 +253,7 @@ class Search:
         for part in [items] if self.limit < float("inf") else _halves(items):
             self._settle(known, self._bounded(known, part))
 
-    def _folded(self, part: Choices) -> Choices:
+    def folded(self, part: Choices) -> Choices:
         return folded(self.job, self.chain.sorts, part, self.site.fabric, self.limits)
 
     def _priced(self, choices: Choices, modes: list[Mode]) -> Prices:
@@ -360,8 +355,7 @@ class Search:
         rows = np.flatnonzero((grids.devices == shape.devices) & (samples % grids.dp == 0))
         if "micro_batch" in self.limits.fixed:
             rows = rows[samples // grids.dp[rows] == self.limits.fixed["micro_batch"]]
-        full = self._folded(bare(grids.take(rows), samples // grids.dp[rows]))
-        return with_states(full, self.job, self.limits)[0]
+        return with_states(self.folded(bare(grids.take(rows), samples // grids.dp[rows])), self.job, self.limits)[0]
 
     def _offer(self, found: Found | None) -> None:
         """Keep a plan; if it is better than the best, move its cuts first."""
