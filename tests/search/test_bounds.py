@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from meshwright.search.bounds import least_seconds, plain_seconds, pooled_extra,
 from meshwright.search.hopes import averaged
 from meshwright.search.pipelines import schedules
 from meshwright.search.prices import Prices, prices
-from meshwright.search.screen import Screen, holdable
+from meshwright.search.screen import Screen, holdable, least_away, least_end, updates
 from meshwright.search.shapes import Shape
 from meshwright.search.simulated import best_of
 from meshwright.search.solve import Search
+from meshwright.search.timed import timed
+from meshwright.search.ways import Choices, bare
 
 EXACT = 1 + 1e-9
 CASES = [
@@ -54,6 +58,10 @@ def candidates(search: Search, random: Random) -> list[tuple[Shape, Prices]]:
     return found
 
 
+def _away(search: Search, choices: Choices) -> Any:
+    return least_away(search.setting, choices, search.most_groups)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("model", "cluster", "batch", "seq"), CASES)
 def test_no_bound_is_above_the_truth(model: str, cluster: str, batch: int, seq: int, seed: int) -> None:
@@ -63,10 +71,17 @@ def test_no_bound_is_above_the_truth(model: str, cluster: str, batch: int, seq: 
     setting, seen = search.setting, 0
     for shape, table in candidates(search, random):
         cuts, every = search.cuts(shape), np.arange(len(table.choices))
-        screen = Screen(setting, table)
+        screen, choices = Screen(setting, table), table.choices
+        grids = bare(choices.grids, choices.samples)
+        least = updates(setting, search.site, dataclasses.replace(choices, optimizer_away=_away(search, choices)))
+        work = shape.micro_batches * screen.work + least
+        end = least_end(setting, search.site, grids, search.most_groups)
+        early = Screen(setting, timed(search.job, search.chain, grids, search.site), end)
         mean = averaged(setting, search._cutter, shape, screen.total(shape, every), table.columns)
         extra, after = pooled_extra(setting, shape, cuts, table)
         bounds = {
+            "no ZeRO level, nothing on the host": np.broadcast_to(early.least(shape, every), extra.shape),
+            "all work, and updates": np.broadcast_to(setting.total(shape, work / shape.groups), extra.shape),
             "one micro-batch, or the mean group": np.broadcast_to(screen.least(shape, every), extra.shape),
             "the mean group, and memory": mean + setting.longer(shape, extra),
             "bubble": quick_seconds(setting, shape, cuts, table.columns),

@@ -14,6 +14,7 @@ from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plan.strategy import Offload
 from meshwright.search.build import plan_of
+from meshwright.search.headroom import with_memory
 from meshwright.search.limits import Limits
 from meshwright.search.solve import Search
 
@@ -93,3 +94,15 @@ def test_more_memory_is_never_slower() -> None:
     ]
     assert found == sorted(found, reverse=True)
     assert len(set(found)) > 20
+
+
+@pytest.mark.parametrize("batch", [16, 32])
+def test_a_mixture_that_hardly_fits(batch: int) -> None:
+    """Parameters on the host leave room for optimizer states: bounds must not take those to be away."""
+    job = mw.Job(mw.Model.preset("mixtral-8x7b"), mw.Cluster.preset("8xa100-40gb"), global_batch=batch, seq_len=1024)
+    found = []
+    for factor in (1.0, 1.1, 1.3):
+        search = Search(with_memory(job, lambda memory, f=factor: int(f * memory)), OURS)
+        search.run()
+        found.append(search.limit)
+    assert found == sorted(found, reverse=True)

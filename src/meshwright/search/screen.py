@@ -112,7 +112,7 @@ def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -
 
 def least_end(setting: Setting, site: Site, choices: Choices, groups: int) -> Array:
     """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
-    every = sharded(choices, 1.0)
+    every = sharded(choices, 1.0, 1.0)
     return updates(setting, site, replace(every, optimizer_away=least_away(setting, every, groups)))
 
 
