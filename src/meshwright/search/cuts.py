@@ -26,6 +26,7 @@ PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group wit
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage
 _GRAIN = 0.1  # of a usual layer: weights are no finer
+_ROUGHLY = 600  # ways to cut a chain into few stages that get a bound in the end
 _FEW = 36  # ways to cut a chain that are all looked at
 
 
@@ -239,6 +240,14 @@ class Cutter:
                 parted = self._parted.setdefault(key[1], {})
                 self._cuts[key] = Family(balanced(each, homes, self.places, self.between, parted), self.counts)
         return self._cuts[key]
+
+    def roughly(self, stages: int) -> list[tuple[int, ...]]:
+        """Every way to cut the chain at some of its places, evenly far apart: some hundred."""
+        count = len(self.places)
+        while comb(count, stages - 1) > _ROUGHLY:
+            count -= 1
+        some = self.places[np.linspace(0, len(self.places) - 1, count).round().astype(int)]
+        return [(0, *cut, len(self.sort)) for cut in combinations(some.tolist(), stages - 1)]
 
     def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:
         """Cuts that give each group work in inverse proportion to how slow it is; `seconds` are those of each layer."""

@@ -27,6 +27,8 @@ _BALANCED = 3  # rounds of balancing with what memory asks of each group
 _SHORT = 32  # stages; longer pipelines have hundreds of neighbours
 _ANYWHERE = 17  # cuts; of longer pipelines layers go to a neighbour, or the next but one
 _TRIED = 6  # neighbours that are simulated in each round
+_FEW = 4  # stages; their cuts are looked for all over the chain
+_ROUGH = 96  # of those, that are settled
 _SETTLED = 4  # times as many are settled
 
 
@@ -58,18 +60,31 @@ def started(
     cuts: Sequence[Cuts],
     known: dict[object, Settled],
 ) -> list[Found]:
-    """The same choice with other cuts, fastest first: some given ones, and those that weigh how much slower memory
-    makes each group."""
+    """The same choice with other cuts, fastest first: some given ones, those that weigh how much slower memory makes
+    each group, and of few stages some from anywhere."""
     shape = found.shape
     seen = {found.cuts: found}
-    tried, waiting = {found.cuts}, cuts
+    tried, waiting = {found.cuts}, [*cuts, *_anywhere(setting, cutter, found)]
     for _ in range(_BALANCED):
         new = [cut for cut in dict.fromkeys(waiting) if cut not in tried]
         tried.update(new)
-        seen |= {other.cuts: other for other in _simulated(setting, modes, found, new, np.inf, known, len(new))}
+        seen |= {
+            other.cuts: other for other in _simulated(setting, modes, found, new, np.inf, known, _SETTLED * _TRIED)
+        }
         best = min(seen.values(), key=lambda f: f.seconds)
         waiting = cutter.shared(homes_of(shape), _slower(setting, best), _seconds_per_layer(setting, best))
     return sorted(seen.values(), key=lambda f: f.seconds)
+
+
+def _anywhere(setting: Setting, cutter: Cutter, found: Found) -> list[Cuts]:
+    """The most promising of cuts all over the chain, where few stages leave few ways to cut it roughly."""
+    if not 2 <= found.shape.stages <= _FEW:
+        return []
+    cuts = cutter.roughly(found.shape.stages)
+    table = found.table.take(np.array([found.row]))
+    bounds = least_seconds(setting, found.shape, Family(cuts, setting.chain.counts), table, found.seconds)[:, 0]
+    near = np.argsort(bounds, kind="stable")[:_ROUGH]
+    return [cuts[q] for q in near if bounds[q] < found.seconds]
 
 
 def _simulated(
