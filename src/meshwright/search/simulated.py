@@ -16,7 +16,7 @@ from meshwright.search.cuts import Family
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Cuts, Found, Setting, Shape, received, stages_of
-from meshwright.search.stages import Load, Range, Settled, extras, settle
+from meshwright.search.stages import STEPS, Load, Range, Settled, extras, settle
 from meshwright.search.timing import StageTimes, ends, least_ends, membership, most_alive, pick
 
 Array = Any
@@ -48,7 +48,7 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit)
     if found is None:
         return None
-    parts = tuple(float(caps[found.row]) * part for part in found.away)
+    parts = tuple(_rounded(float(caps[found.row]) * part) for part in found.away)
     return replace(found, table=table, row=int(rows[found.row]), away=parts)
 
 
@@ -188,7 +188,12 @@ def _modes(
 ) -> tuple[tuple[tuple[int, int, int], ...], tuple[float, ...]]:
     """Per group: its modes, and which part of its optimizer states is on the host."""
     modes = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
-    return modes, tuple(cap * float(s.away[row]) for s in settled)
+    return modes, tuple(_rounded(cap * float(s.away[row])) for s in settled)
+
+
+def _rounded(part: float) -> float:
+    """Without what arithmetic adds to a multiple of 1 / 128."""
+    return round(part * STEPS) / STEPS
 
 
 def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:

@@ -131,7 +131,7 @@ def settle(
             movable[i] = movable[i] + load.more.movable
     base = states + room.overhead + room.loose * (np.stack([load.received for load in loads]) + table.buffers)
     seconds = layers @ table.update_away / micro_batches if weigh else 0 * movable
-    memory = _Memory(base, on_host, movable, seconds, room)
+    memory = _Memory(base, on_host, movable, seconds, np.broadcast_to(table.cap, base.shape), room)
     _try(best, parts, stages, alive, memory, where[:, 0, 0])
     if mixed and len(modes) > 1 and not best.plain.all():
         if stages > 1:
@@ -152,25 +152,27 @@ class _Memory:
     on_host: Array
     movable: Array
     seconds: Array  # per micro-batch, that updating all movable states on the host takes more
+    cap: Array  # the part of all optimizer states that is movable
     room: Room
 
     def of(self, at: Any) -> _Memory:
         """Of one group; of one group's, of some of the choices."""
-        return _Memory(self.base[at], self.on_host[at], self.movable[at], self.seconds[at], self.room)
+        return _Memory(self.base[at], self.on_host[at], self.movable[at], self.seconds[at], self.cap[at], self.room)
 
     def fit(self, time: Array, kept: Array, parked: Array | float, axis: int) -> tuple[Array, Array | None]:
         """Seconds with what is updated on the host, infinite where nothing fits; and the part that is there.
 
         `kept` and `parked` are bytes of modes, along an `axis` that the arrays here do not have.
         """
-        base, on_host, movable, seconds = (
-            np.expand_dims(a, axis) for a in (self.base, self.on_host, self.movable, self.seconds)
+        base, on_host, movable, seconds, cap = (
+            np.expand_dims(a, axis) for a in (self.base, self.on_host, self.movable, self.seconds, self.cap)
         )
         free, part, there = self.room.memory - base - self.room.loose * kept, None, on_host + parked
         fits = free >= 0
         if movable.any():
             part = np.clip(1 - free / np.maximum(movable, 1.0), 0.0, 1.0)
-            part = np.where(fits & (movable > 0), np.ceil(part * STEPS) / STEPS, 0.0)
+            steps = np.maximum(STEPS * cap, 1.0)  # of all states, not of those that are movable
+            part = np.where(fits & (movable > 0), np.ceil(part * steps - 1e-9) / steps, 0.0)
             there, time = there + part * movable, time + part * seconds
         return np.where(fits & ((there <= self.room.host) | (there <= 0)), time, np.inf), part
 
