@@ -33,7 +33,7 @@ from meshwright.search.ways import joined
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
 _NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
-_ROUGH = 1.003  # the closed form of two plans of a shape differs by as much as their steps do, or nearly
+_ROUGH = 1.003  # the closed form of two pipelines of a shape differs by as much as their steps do, or nearly
 _STARTS = 2
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
@@ -70,7 +70,8 @@ def layered(
     found = with_all_choices(search, found)
     ways = ways_of(search, found)
     instance = instance_of(search, found, ways)
-    target = _ROUGH * search.setting.within(found.shape, min(most, search.limit))
+    rough = _ROUGH if found.shape.groups > 1 else 1.0
+    target = rough * search.setting.within(found.shape, min(most, search.limit))
     limit = _closed_form(found, ways, instance, relief) * target / search.setting.within(found.shape, found.seconds)
     for _ in range(_TRIES):
         solved = _solved(instance, solver, time_limit, limit)
