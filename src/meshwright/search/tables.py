@@ -163,11 +163,10 @@ def _least_experts(
     """(expert sort, choice): the same for layers of experts, the best of all foldings."""
     first, back = alike_experts(choices, site)
     some = choices.take(first)
-    u = some.grids
-    least = [np.full((len(experts), len(first)), np.inf) for _ in range(4)]
-    for ep, same in foldings(job, site.fabric, limits):
-        etp = u.tp if same else np.ones_like(u.tp)
-        grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, np.full(len(u), ep, dtype=np.int64), etp, u.order)
-        found = passes_of(job, chain, bare(grids, some.samples), site, experts)
-        least = [np.minimum(old, new[experts]) for old, new in zip(least, found, strict=True)]
+    every, count = foldings(job, site.fabric, limits), len(first)
+    ep, same = (np.repeat(np.array([fold[i] for fold in every]), count) for i in (0, 1))
+    u = some.grids.take(np.tile(np.arange(count), len(every)))
+    grids = Grids(u.tp, u.sp, u.ulysses, u.ring, u.dp, ep, np.where(same, u.tp, 1), u.order)
+    found = passes_of(job, chain, bare(grids, np.tile(some.samples, len(every))), site, experts)
+    least = [part[experts].reshape(len(experts), len(every), count).min(axis=1) for part in found]
     return [part[:, back] for part in least]
