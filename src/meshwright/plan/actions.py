@@ -64,7 +64,7 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
 
 def _interleaved_mixes(p: int, m: int, v: int, group: int) -> tuple[tuple[int, ...], ...]:
     """After its warm-up a group holds equally many at every forward; which of them repeats with every round."""
-    per_round, ahead = _rounds(p, m, v, 2 * (p - 1 - group))
+    per_round, ahead = rounds(p, m, v, 2 * (p - 1 - group))
     held = [0] * v
     for step in range(ahead):
         held[step // per_round % v] += 1
@@ -76,7 +76,7 @@ def _interleaved_mixes(p: int, m: int, v: int, group: int) -> tuple[tuple[int, .
     return tuple(sorted(mixes))
 
 
-def _rounds(p: int, m: int, v: int, hops: int) -> tuple[int, int]:
+def rounds(p: int, m: int, v: int, hops: int) -> tuple[int, int]:
     """Micro-batches of a round, and forwards that a group runs ahead."""
     per_round = m // max(1, m // p)
     return per_round, min((v - 1) * per_round + hops, m * v)
@@ -156,7 +156,7 @@ def _one_forward_one_backward(schedule: Schedule, groups: int, micro_batches: in
     """
     p, m, v, r = groups, micro_batches, schedule.virtual, group
     zero_bubble = schedule.name == "zero-bubble"
-    per_round, ahead = _rounds(p, m, v, (p - 1 - r) * (1 if v == 1 or zero_bubble else 2))
+    per_round, ahead = rounds(p, m, v, (p - 1 - r) * (1 if v == 1 or zero_bubble else 2))
     row = _Row()
     for step in range(m * v + ahead):
         if step < m * v:

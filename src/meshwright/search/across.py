@@ -293,16 +293,9 @@ class _Balance:
                 sort = setting.chain.sort
                 both = table.received[sort[held[0][0]]] + table.passed_on[sort[held[0][1] - 1]]
                 buffers = self.line.micro_batches * both
-            load = Load(held, mixes, more, buffers)
-            (self._settled[key],) = settle(
-                setting.chain,
-                table,
-                kind.search.modes,
-                [load],
-                setting.room,
-                self.line.micro_batches,
-                mixed=setting.mixed,
-            )
+            loads, count = [Load(held, mixes, more, buffers)], self.line.micro_batches
+            known = settle(setting.chain, table, kind.search.modes, loads, setting.room, count, mixed=setting.mixed)
+            self._settled[key] = known[0]
         return self._settled[key]
 
     def _written(self, cuts: Cuts) -> Plan:

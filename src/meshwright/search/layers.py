@@ -24,6 +24,7 @@ from meshwright.plan.spans import device_text, span_name
 from meshwright.search.build import repeated
 from meshwright.search.chain import solve
 from meshwright.search.chain_paths import Instance
+from meshwright.search.hull import hull
 from meshwright.search.modes import Mode
 from meshwright.search.prices import prices
 from meshwright.search.shapes import Found
@@ -163,18 +164,9 @@ def _around(points: list[tuple[float, float]], budget: float) -> list[int]:
 
     A mix of ways that just fits takes least time if it is one of the two points of the hull beside the budget.
     """
-    hull: list[int] = []
-    for i in sorted(range(len(points)), key=lambda i: points[i]):
-        while len(hull) > 1 and _above(points[hull[-2]], points[hull[-1]], points[i]):
-            hull.pop()
-        hull.append(i)
-    place = sum(points[i][0] <= budget for i in hull)
-    return sorted(hull, key=lambda i: abs(hull.index(i) - place + 0.5))
-
-
-def _above(low: tuple[float, float], middle: tuple[float, float], high: tuple[float, float]) -> bool:
-    """Whether a point lies above the line between two others."""
-    return (middle[1] - low[1]) * (high[0] - low[0]) >= (high[1] - low[1]) * (middle[0] - low[0])
+    best = hull([seconds for _, seconds in points], [size for size, _ in points])[::-1]  # fewest bytes first
+    place = sum(points[i][0] <= budget for i in best)
+    return sorted(best, key=lambda i: abs(best.index(i) - place + 0.5))
 
 
 def _kin(found: Found) -> list[Way]:

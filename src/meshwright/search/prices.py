@@ -124,7 +124,7 @@ class Chain:
     def every_need(self) -> Needs:
         """The most that a stage may need of layers elsewhere."""
         needs = zip(self._needy, self._needs, strict=True)
-        return (tuple({(how, source, int(self.sort[i])) for i, each in needs for how, source in each}),)
+        return (tuple(sorted({(how, source, int(self.sort[i])) for i, each in needs for how, source in each})),)
 
     @cached_property
     def ties(self) -> bool:

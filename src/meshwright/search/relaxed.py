@@ -11,9 +11,12 @@ activations. The best of a few prices is a bound close to the truth; it holds fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from meshwright.search.hull import hull
 
 Array = Any
 _HALVINGS = 10  # of the rate of updates on the host
@@ -85,11 +88,12 @@ def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:
     away = np.flatnonzero((parked > 0).any(axis=1))
     dear = _DEAR * seconds[0] * scale[1][0]
     found = [(dear, 0 * dear)]
-    for one, other in _hull(*usual, np.arange(len(seconds))):
+    for one, other in pairwise(hull(*usual)):
         found.append((_slope(seconds, kept, one, other), 0 * dear))
     if len(away):
         found.append((dear, dear))
-        for one, other in _hull(*usual, np.flatnonzero(~(parked > 0).any(axis=1))):
+        staying = np.flatnonzero(~(parked > 0).any(axis=1))
+        for one, other in pairwise(staying[hull(usual[0][staying], usual[1][staying])].tolist()):
             price = _slope(seconds, kept, one, other)
             gain = seconds[one] + price * kept[one] - seconds[away] - price * kept[away]
             found.append((price, np.maximum(gain / np.maximum(parked[away], 1.0), 0.0).max(axis=0)))
@@ -99,14 +103,3 @@ def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:
 def _slope(seconds: Array, kept: Array, one: int, other: int) -> Array:
     """(choice,): seconds per byte, from one mode to another that keeps less."""
     return np.maximum(seconds[other] - seconds[one], 0.0) / np.maximum(kept[one] - kept[other], 1.0)
-
-
-def _hull(seconds: Array, kept: Array, modes: Array) -> list[tuple[int, int]]:
-    """Neighbours on the lower hull of seconds over bytes, from the fastest on."""
-    at = min(modes.tolist(), key=lambda r: (seconds[r], kept[r]))
-    found = []
-    while len(left := [r for r in modes.tolist() if kept[r] < kept[at] * (1 - 1e-9)]):
-        following = min(left, key=lambda r: ((seconds[r] - seconds[at]) / (kept[at] - kept[r]), kept[r]))
-        found.append((at, following))
-        at = following
-    return found

@@ -30,22 +30,20 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
     if shape.groups == 1 or not table.movable.any():
-        free = free_times(setting, shape, Family([cuts], setting.chain.counts), table.columns)
-        settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
-        return _best_of(setting, shape, cuts, table, modes, limit, settled)
+        return _best_of(setting, shape, cuts, table, modes, limit, weigh=True)
     # The group with the longest update decides: all may have as much on the host as it has.
     near, settled = _may_win(setting, shape, cuts, table, modes, limit)
     if not len(near):
         return None
     away = np.stack([s.away[near] for s in settled], axis=1)
     if not away.any():
-        return _best_of(setting, shape, cuts, table, modes, limit, settled)
+        return _best_of(setting, shape, cuts, table, modes, limit, weigh=True, settled=settled)
     low, high = away.min(axis=1, keepdims=True), away.max(axis=1, keepdims=True)
     # Where no group would have any on its own, none has; else those about what they would have, and a step more.
     some = (low - _STEP < _LEVELS) & (high + 2 * _STEP * (high > 0) + 1e-9 > _LEVELS)
     at, level = np.nonzero(some)
     rows, caps = near[at], _LEVELS[level]
-    found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit)
+    found = _best_of(setting, shape, cuts, table.take(rows).capped(caps), modes, limit, weigh=False)
     if found is None:
         return None
     parts = tuple(_rounded(float(caps[found.row]) * part) for part in found.away)
@@ -82,13 +80,13 @@ def _settled(
 
 
 def _best_of(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float,
+    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float, *, weigh: bool,
     settled: list[Settled] | None = None,
 ) -> Found | None:  # fmt: skip
-    """The same where groups are settled, or as if updates took no time: the most that may be away is given."""
+    """The same; groups are settled already, or so that their updates count (`weigh`) or do not."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
-    settled = settled or _settled(setting, shape, cuts, table, modes, free, limit, weigh=False)
+    settled = settled or _settled(setting, shape, cuts, table, modes, free, limit, weigh=weigh)
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):

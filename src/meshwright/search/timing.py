@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.plan.actions import action_table
+from meshwright.plan.actions import action_table, rounds
 from meshwright.plan.schedule import Action, Schedule, group_of_stage
 
 Array = Any
@@ -66,9 +66,8 @@ def warm_up(schedule: Schedule, groups: int, micro_batches: int) -> tuple[Array,
             last = r == p - 1 and m - 2 * p + r + 1 > 0
             counts[down, r], counts[up, r], first[r] = 2 * p - r - 1 + last, r + 1, up
         else:
-            per_round = m // max(1, m // p)
             hops = (p - 1 - r) * (1 if v == 1 or schedule.name == "zero-bubble" else 2)
-            ahead = min((v - 1) * per_round + hops, m * v)
+            per_round, ahead = rounds(p, m, v, hops)
             steps = np.arange(min(ahead + 1, m * v)) // per_round % v
             counts[np.arange(v) * p + r, r] = np.bincount(steps, minlength=v)
             first[r] = (v - 1) * p + r
