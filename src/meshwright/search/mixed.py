@@ -24,6 +24,7 @@ from meshwright.search.across import Kind, best_across, lines
 from meshwright.search.build import plan_of
 from meshwright.search.cuts import Known
 from meshwright.search.limits import Limits
+from meshwright.search.modes import recomputes
 from meshwright.search.solve import Search
 from meshwright.search.tables import framed, least_per_sample, tables
 
@@ -129,9 +130,8 @@ class MixedSearch:
         whole = [self._whole(i) for i in range(len(self.job.cluster.groups))]
         kinds = []
         for i, s in enumerate(whole):
-            every = tables(
-                s.job, s.chain, s.site, self.limits, s.most_groups, framed(s.job, s.chain, s.site, self.limits)
-            )
+            frame = framed(s.job, s.chain, s.site, self.limits, recomputes(s.modes))
+            every = tables(s.job, s.chain, s.site, self.limits, s.most_groups, frame)
             kinds.append(Kind(i, first(i), s, {(t.size, t.micro_batches): t for t in every}))
         waiting = lines(kinds, self.limit)
         self.finished = bool(self.best)

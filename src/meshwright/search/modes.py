@@ -46,6 +46,11 @@ def modes(job: Job, site: Site, limits: Limits) -> list[Mode]:
     return made
 
 
+def recomputes(modes: list[Mode]) -> list[Recompute]:
+    """What they repeat, each once."""
+    return list(dict.fromkeys(mode.recompute for mode in modes))
+
+
 def _blocks(job: Job) -> list[tuple[Layer, int]]:
     return [(layer, count) for layer, count in alike(job.model.layers) if layer.block]
 

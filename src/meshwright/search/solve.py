@@ -28,7 +28,7 @@ from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids
 from meshwright.search.hopes import averaged, hopeful, spare
 from meshwright.search.limits import Limits
-from meshwright.search.modes import Mode, modes
+from meshwright.search.modes import Mode, modes, recomputes
 from meshwright.search.pipelines import group_counts, schedules
 from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Priced, Prices, prices
@@ -144,7 +144,7 @@ class Search:
 
     def _tables(self) -> list[Table]:
         if self.frame is None:
-            self.frame = framed(self.job, self.chain, self.site, self.limits)
+            self.frame = framed(self.job, self.chain, self.site, self.limits, recomputes(self.modes))
         found = tables(self.job, self.chain, self.site, self.limits, self.most_groups, self.frame)
         for table in found:
             self._cutter.weigh(table.size, table.micro_batches, table.seconds)

@@ -6,17 +6,20 @@ all devices. A table also knows the one choice that is as good as the best of it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.site import Site
+from meshwright.model.layer import Recompute
 from meshwright.plan import Job
+from meshwright.search.dominance import traits_of, unbeaten
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
-from meshwright.search.timed import alike, alike_experts, passes_of
+from meshwright.search.timed import alike, alike_experts, all_passes, passes_of
 from meshwright.search.ways import Choices, bare
 
 Array = Any
@@ -76,12 +79,23 @@ class Frame:
         first, back = alike(choices, site)
         unique = choices.take(first)
         others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
-        return Frame(choices, unique, back, passes_of(job, chain, unique, site, others))
+        return Frame(choices, unique, back, all_passes(job, chain, unique, site, others))
+
+    def take(self, rows: Array) -> Frame:
+        """Of some of the choices."""
+        used, back = np.unique(self.back[rows], return_inverse=True)
+        passes = tuple(part[:, used] for part in self.passes)
+        return Frame(self.choices.take(rows), self.unique.take(used), back.reshape(-1), passes)
 
 
-def framed(job: Job, chain: Chain, site: Site, limits: Limits) -> Frame:
-    """Every grid with every number of samples per replica."""
-    return Frame.of(job, chain, site, _candidates(job, site, limits))
+def framed(job: Job, chain: Chain, site: Site, limits: Limits, recomputes: Sequence[Recompute]) -> Frame:
+    """Every grid with every number of samples per replica, but for those that another one beats."""
+    frame = Frame.of(job, chain, site, _candidates(job, site, limits))
+    if not len(frame.choices):
+        return frame
+    seconds = chain.counts[-1] @ (frame.passes[0] + frame.passes[1])
+    traits = traits_of(job, chain, frame.unique, site, recomputes)
+    return frame.take(unbeaten(frame.choices, frame.back, traits, seconds, site))
 
 
 def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int, frame: Frame) -> list[Table]:

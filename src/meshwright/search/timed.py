@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
+from meshwright.model import Layer
 from meshwright.plan import Job
 from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids
@@ -44,14 +45,19 @@ class Timed:
 
 def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
     """Time all choices; data parallelism does not matter, so that few of them differ."""
+    return Timed(choices, *all_passes(job, chain, choices, site, range(len(chain.sorts))))
+
+
+def all_passes(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+    """As `passes_of` gives them, with choices that are alike for a sort of layer timed once."""
     found = tuple(np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
-    experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
-    others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
-    for sorts, (first, back) in ((others, alike(choices, site)), (experts, alike_experts(choices, site))):
-        if sorts:
-            for part, mine in zip(found, passes_of(job, chain, choices.take(first), site, sorts), strict=True):
-                part[sorts] = mine[sorts][:, back]
-    return Timed(choices, *found)
+    for same in (alike, alike_tokens, alike_experts):
+        mine = [i for i in sorts if _same(chain.sorts[i]) is same]
+        if mine:
+            first, back = same(choices, site)
+            for part, some in zip(found, passes_of(job, chain, choices.take(first), site, mine), strict=True):
+                part[mine] = some[mine][:, back]
+    return found
 
 
 def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
@@ -62,10 +68,25 @@ def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
     return kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
 
 
+def alike_tokens(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """The same for layers without attention: they depend on how many tokens a device has, not on what cuts them."""
+    g = choices.grids
+    return kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
+
+
 def alike_experts(choices: Choices, site: Site) -> tuple[Array, Array]:
-    """The same for layers of experts: what one takes depends on how many tokens a device has, not on what cuts them."""
+    """The same for layers of experts."""
     g = choices.grids
     return kinds(g.tp, g.sp, g.ep, g.etp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
+
+
+def attends(layer: Layer) -> bool:
+    """Whether it matters to a layer how a sample's tokens are divided, and not only how many a device has."""
+    return bool(layer.heads) or any(op.kind == "attention" or any(k.heads for k in op.keeps) for op in layer.ops)
+
+
+def _same(layer: Layer) -> Callable[[Choices, Site], tuple[Array, Array]]:
+    return alike_experts if layer.experts else alike if attends(layer) else alike_tokens
 
 
 def kinds(*parts: Array) -> tuple[Array, Array]:
