@@ -10,6 +10,7 @@ no more than it is longer; the longest path through a pipeline has that pass on 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,47 @@ from meshwright.cost.site import Site
 from meshwright.cost.transient import gradient_bytes
 from meshwright.model.layer import Recompute
 from meshwright.plan import Job
+from meshwright.plan.strategy import Axis
+from meshwright.search.grids import Grids
 from meshwright.search.prices import Chain
 from meshwright.search.timed import attends, kinds, meeting
 from meshwright.search.ways import Choices, inside, priced
 
 Array = Any
+_CONTEXT: tuple[Axis, ...] = ("ulysses", "ring")  # axes that divide a sample's tokens
 _ALIKE = 1e-12  # of a trait: differences that come from rounding
 _LEADERS = 6  # fastest grids of those alike, which the others are compared with
+
+
+def needless(grids: Grids, site: Site) -> dict[int, Array]:
+    """By a prime factor: grids that could divide samples instead of the tokens of each, so many times less of it.
+
+    With as many times the samples each, they are beaten by the grid with as many times the replicas: a device has the
+    same tokens, and more of them are of one sample, so that fewer keys and values travel, over the same links.
+    """
+    found, links = {}, [*meeting(grids, site, "tp"), *_near(grids, site)]
+    for factor in (2, 3, 5, 7):
+        may = np.zeros(len(grids), dtype=bool)
+        for axis in _CONTEXT:
+            rows = np.flatnonzero(getattr(grids, axis) % factor == 0)
+            some = grids.take(rows)
+            less = dataclasses.replace(some, **{axis: getattr(some, axis) // factor, "dp": some.dp * factor})
+            context = [np.minimum(part, getattr(less, name)) for name in _CONTEXT for part in meeting(some, site, name)]
+            wanted = [*_degrees(less), *context, *(part[rows] for part in links)]
+            there = [*_degrees(grids), *(part for name in _CONTEXT for part in meeting(grids, site, name)), *links]
+            _, kind = kinds(*map(np.concatenate, zip(there, wanted, strict=True)))
+            may[rows] |= np.isin(kind[len(grids) :], kind[: len(grids)])
+        found[factor] = may
+    return found
+
+
+def _degrees(grids: Grids) -> list[Array]:
+    return [grids.tp, grids.sp, grids.ulysses, grids.ring, grids.dp]
+
+
+def _near(grids: Grids, site: Site) -> list[Array]:
+    """How many replicas of the weights each tier of links joins."""
+    return [inside(grids, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
 
 
 def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site: Site) -> Array:
@@ -35,8 +70,7 @@ def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site:
     `back`: the kind of every choice (`timed.alike`); `traits` of (trait, kind), less is better; `seconds` of each kind.
     """
     g = choices.grids
-    near = [inside(g, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
-    first, group = kinds(g.devices, choices.micro_batch, g.tp, g.sp, *meeting(g, site, "tp"), *near)
+    first, group = kinds(g.devices, choices.micro_batch, g.tp, g.sp, *meeting(g, site, "tp"), *_near(g, site))
     order = np.lexsort((back, seconds[back], group))
     starts = np.searchsorted(group[order], np.arange(len(first)))
     sizes = np.diff(starts, append=len(order))

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cost.site import Site
 from meshwright.model.layer import Recompute
 from meshwright.plan import Job
-from meshwright.search.dominance import traits_of, unbeaten
+from meshwright.search.dominance import needless, traits_of, unbeaten
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits
 from meshwright.search.prices import Chain
@@ -146,11 +146,15 @@ def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> floa
 def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
     """Every grid with every number of samples per replica."""
     grids = all_grids(job, site.fabric, limits)
-    parts, samples = [], []
+    parts, samples, beaten = [], [], needless(grids, site)
     for size in divisors(job.global_batch):
-        rows = np.flatnonzero((job.global_batch // grids.dp) % size == 0)
         if not limits.keeps("micro_batch", size):
             continue
+        may = (job.global_batch // grids.dp) % size == 0
+        for factor, rows in beaten.items():
+            if size % factor == 0 and limits.keeps("micro_batch", size // factor):
+                may &= ~rows
+        rows = np.flatnonzero(may)
         if "micro_batches" in limits.fixed:
             count = job.global_batch // (grids.dp[rows] * size)
             rows = rows[count == limits.fixed["micro_batches"]]
