@@ -284,9 +284,7 @@ class _Balance:
             kind, table = self.line.kinds[self.home[stage]], self.priced[self.home[stage]]
             assert table is not None
             setting, held = kind.search.setting, [(cuts[stage], cuts[stage + 1])]
-            more = extras(
-                self.job, setting.chain, table, setting.chain.elsewhere(held), setting.runtime, setting.gradient_bytes
-            )
+            more = extras(setting.chain, table, setting.chain.elsewhere(held), setting.gradient_bytes)
             mixes = in_flight(self.schedule, len(self.home), self.line.micro_batches, stage)
             buffers = np.zeros(len(table.choices))
             if setting.runtime.receive_buffers:

@@ -24,15 +24,15 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
     job, price = search.job, (search.runtime, search.constants)
     near = sorted(search.by_shape.values(), key=lambda found: found.seconds)[:_STARTS]
     plans = [(f.seconds, plan_of(job, f, search.modes)) for f in near if f.seconds < _NEAR * search.limit]
-    found = []
-    if layered := best_layered(search, solver, time_limit):
-        found.append(layered)
-        plans.insert(0, layered)
+    layered = best_layered(search, solver, time_limit)
+    found = [layered] if layered else []
+    plans = found + plans
     for seconds, plan in plans:
         if search.late:
             break
         if search.limits.allows("partial") and any(span.offload != Offload() for _, span in spans_with_groups(plan)):
-            found.append(trimmed(job, plan, seconds, *price))
+            known = search.setting.partial and (seconds, plan) not in found
+            found = [*found, trimmed(job, plan, seconds, *price, known=known)]
     if search.limits.allows("swap") and plans and not search.late:
         start = min(found, key=lambda item: item[0], default=plans[0])[1]
         found.append(swapped(job, start, *price, search.limits))

@@ -6,14 +6,15 @@ devices in one pool as well; with the memory of each group of devices.
 
 from __future__ import annotations
 
-import dataclasses
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from meshwright.search.cuts import Family
-from meshwright.search.prices import Columns, Prices
-from meshwright.search.shapes import Setting, Shape, received, sends, stages_of
+from meshwright.search.prices import Columns, Prices, away_rate
+from meshwright.search.relaxed import Relaxed
+from meshwright.search.shapes import Setting, Shape, keeps_received, received, sends, stages_of
 from meshwright.search.timing import (
     SPLIT,
     StageTimes,
@@ -67,28 +68,32 @@ def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, e
     return np.maximum(setting.total(shape, done).reshape(len(cuts), -1), mean + setting.longer(shape, extra))
 
 
-def pooled_extra(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array]:
+def pooled_extra(
+    setting: Setting, shape: Shape, cuts: Family, table: Prices, rows: Array = slice(None)
+) -> tuple[Array, Array]:
     """(cuts, choice): seconds per micro-batch that all groups together lose at least, where each is short of memory;
-    and how many of them once the groups have begun to go back.
+    and how many of them once the groups have begun to go back. Of some rows of a table.
 
     The sum of what `_memory_asks` says of every group at the same prices, which takes no arrays of groups.
     """
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)  # (group,)
     assert table.relaxed is not None
-    table = dataclasses.replace(table, relaxed=table.relaxed.near(most / shape.micro_batches))
+    priced = table.relaxed.take(rows).near(most / shape.micro_batches)
     held = cuts.held[:, stages_of(shape)]
     weights = (held * (alive_ / most[:, None])[..., None]).sum(axis=(1, 2))  # (cuts, sort)
     per_state = (held.sum(axis=2) / most[:, None]).sum(axis=1)  # (cuts, sort): bytes of states by what a byte is worth
-    moment = table.moment.min(axis=(0, 1)) + table.buffers
-    left = (1 / most).sum() * (room.memory - room.overhead - room.loose * moment) - per_state @ table.states
-    left = left - room.loose * (received(setting, shape, cuts, table) / most[:, None]).sum(axis=1)
-    host = np.maximum((1 / most).sum() * room.host - per_state @ table.host, 0.0)
+    moment = table.moment[..., rows].min(axis=(0, 1)) + table.buffers[rows]
+    left = (1 / most).sum() * (room.memory - room.overhead - room.loose * moment) - per_state @ table.states[:, rows]
+    if keeps_received(setting, shape):
+        left = left - room.loose * (received(setting, shape, cuts, table, rows) / most[:, None]).sum(axis=1)
+    host = np.maximum((1 / most).sum() * room.host - per_state @ table.host[:, rows], 0.0)
     part = np.minimum(most / shape.micro_batches, 1.0).max()
-    # As if as much were alive everywhere as where most is: that is no more.
-    away = setting.chain.counts[-1] @ table.movable
-    moved = away * _away_price(setting, shape, table, most.max())[:, None] if away.any() else 0.0
-    return _asked(table, weights, left / room.loose, host, part, moved)
+    movable, moved = table.movable[:, rows], 0.0
+    if movable.any():  # as if as much were alive everywhere as where most is: that is no more
+        rate = away_rate(movable, table.update_away[:, rows])
+        moved = setting.chain.counts[-1] @ movable * _away_price(setting, shape, rate, priced, most.max())[:, None]
+    return _asked(priced, weights, left / room.loose, host, part, moved)
 
 
 def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
@@ -183,7 +188,7 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)[:, None]  # (group, 1)
     assert table.relaxed is not None
-    table = dataclasses.replace(table, relaxed=table.relaxed.near(most / shape.micro_batches))
+    priced = table.relaxed.near(most / shape.micro_batches)
     held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
     weights = (held * (alive_ / most)[..., None]).sum(axis=2)  # (cuts, group, sort)
@@ -194,27 +199,29 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     host = np.maximum(room.host - summed(every, table.host), 0.0)
     part = np.minimum(most / shape.micro_batches, 1.0)
     away = summed(every, table.movable)
-    moved = away * _away_price(setting, shape, table, most)[:, None] if away.any() else 0.0
-    asked = _asked(table, weights, left / most / room.loose, host / most, part, moved)
+    moved = away * _away_price(setting, shape, table.away_rate, priced, most)[:, None] if away.any() else 0.0
+    asked = _asked(priced, weights, left / most / room.loose, host / most, part, moved)
     return tuple(np.moveaxis(found, 1, 2).reshape(-1, shape.groups) for found in asked)
 
 
-def _away_price(setting: Setting, shape: Shape, table: Prices, most: Array) -> Array:
-    """(price, .., choice): seconds per micro-batch for a byte of optimizer states, here or on the host, at least."""
-    found = table.relaxed
-    assert found is not None
+def _away_price(setting: Setting, shape: Shape, rate: Array, found: Relaxed, most: Array) -> Array:
+    """(price, .., choice): seconds per micro-batch for a byte of optimizer states, here or on the host, at least.
+
+    `rate`: seconds of the update for a byte on the host.
+    """
     shape_ = (len(found.device), *[1] * max(np.ndim(most) - 1, 0), -1)
     device, host = found.device.reshape(shape_), found.host.reshape(shape_)
-    return np.minimum(device / (most * setting.room.loose), table.away_rate / shape.micro_batches + host / most)
+    return np.minimum(device / (most * setting.room.loose), rate / shape.micro_batches + host / most)
 
 
+@lru_cache(maxsize=512)
 def _alive(shape: Shape) -> Array:
     """(group, its stage): micro-batches that are alive at once."""
     return alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]
 
 
 def _asked(
-    table: Prices, weights: Array, left: Array, host: Array, part: Array | float, moved: Array | float
+    found: Relaxed, weights: Array, left: Array, host: Array, part: Array | float, moved: Array | float
 ) -> tuple[Array, Array]:
     """(.., choice): seconds per micro-batch that memory costs, by the price that shows most (`relaxed.py`).
 
@@ -223,8 +230,6 @@ def _asked(
     `left`, `host`: bytes over micro-batches. `part` of the forward passes come before a group goes back. `moved`: what
     optimizer states cost that may be here or on the host, wherever that is less.
     """
-    found = table.relaxed
-    assert found is not None
 
     def lost(longer: Array) -> Array:
         """(price, .., choice)"""

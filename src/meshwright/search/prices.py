@@ -127,9 +127,9 @@ class Chain:
         return (tuple(sorted({(how, source, int(self.sort[i])) for i, each in needs for how, source in each})),)
 
     @cached_property
-    def ties(self) -> bool:
-        """Whether some layers share their weights."""
-        return any(layer.tied_to for layer in self.model.layers)
+    def tied(self) -> list[int]:
+        """Sorts of layers that share weights with another layer."""
+        return [i for i, layer in enumerate(self.sorts) if layer.tied_to]
 
     @cached_property
     def _needy(self) -> list[int]:
@@ -167,6 +167,9 @@ class Prices:
     received: Array  # bytes of the input
     buffers: Array  # (choice,): bytes of a gradient of each shape of weight, where the runtime keeps them
     cap: Array  # (choice,): the part of all optimizer states that is movable, where any is
+    # (4, tied sort, choice): of a copy of weights that another group holds, states, host and movable as above, and
+    # elements of gradients that travel
+    copies: Array
     relaxed: Relaxed | None = None  # what memory costs at least, for bounds
 
     def take(self, rows: Array) -> Prices:
@@ -186,13 +189,15 @@ class Prices:
     @property
     def away_rate(self) -> Array:
         """(choice,): seconds of the update per byte of optimizer states on the host, at least."""
-        rate = np.where(self.movable > 0, self.update_away / np.maximum(self.movable, 1.0), np.inf).min(axis=0)
-        return np.where(np.isinf(rate), 0.0, rate)
+        return away_rate(self.movable, self.update_away)
 
     def fixed(self) -> Prices:
         """The same with all movable optimizer states on the host."""
         none, host = 0 * self.movable, self.host + self.movable
-        return replace(self, host=host, movable=none, update=self.update + self.update_away, update_away=none)
+        states, hosted, movable, count = self.copies
+        copies = np.stack([states, hosted + movable, 0 * movable, count])
+        update = self.update + self.update_away
+        return replace(self, host=host, movable=none, copies=copies, update=update, update_away=none)
 
     def capped(self, most: Array) -> Prices:
         """The same with no more than a part of them (of each choice) on the host."""
@@ -204,7 +209,10 @@ class Prices:
     def here(self) -> Prices:
         """The same with all of them on the device."""
         none, choices = 0 * self.movable, replace(self.choices, optimizer_away=0 * self.choices.optimizer_away)
-        return replace(self, choices=choices, states=self.states + self.movable, movable=none, update_away=none)
+        states, hosted, movable, count = self.copies
+        copies = np.stack([states + movable, hosted, 0 * movable, count])
+        held = self.states + self.movable
+        return replace(self, choices=choices, states=held, movable=none, copies=copies, update_away=none)
 
     def under(self, mode: int) -> Prices:
         """Under one mode only."""
@@ -224,6 +232,12 @@ class Prices:
         """With what memory costs at least."""
         bytes_ = (self.kept, self.parked)
         return replace(self, relaxed=relaxed(chain.counts[-1], self.forward, self.backward, *bytes_, self.away_rate))
+
+
+def away_rate(movable: Array, update_away: Array) -> Array:
+    """(choice,): seconds of the update per byte of optimizer states on the host, at least; from (sort, choice)."""
+    rate = np.where(movable > 0, update_away / np.maximum(movable, 1.0), np.inf).min(axis=0)
+    return np.where(np.isinf(rate), 0.0, rate)
 
 
 _ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choices", "relaxed")]
@@ -268,7 +282,20 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
         shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, ways.cut)}
         out["buffers"] = out["buffers"] + sum(shapes.values())
     out["moment"] = _moments(chain, ways, out, whole, site)
+    out["copies"] = _copies(job, chain, ways, here, site)
     return Prices(choices=choices, **out)
+
+
+def _copies(job: Job, chain: Chain, ways: Ways, here: Ways, site: Site) -> Array:
+    """What a group holds of weights that a layer shares with one elsewhere; `here`: no optimizer states on the host."""
+    found = np.zeros((4, len(chain.tied), len(ways.zero)))
+    for i, layer in enumerate(chain.sorts[sort] for sort in chain.tied):
+        more, less = (state_bytes(job, [(layer, 1)], ways, site.runtime, with_tied=tied) for tied in (True, False))
+        all_, own = (state_bytes(job, [(layer, 1)], here, site.runtime, with_tied=tied) for tied in (True, False))
+        both, alone = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (True, False))
+        states = more.states - less.states
+        found[:, i] = np.broadcast_arrays(states, all_.host - own.host, all_.states - own.states - states, both - alone)
+    return found
 
 
 def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
@@ -327,17 +354,23 @@ class Priced:
 
     def take(self, rows: Array) -> Prices:
         """Prices of some of the choices."""
-        self._price(rows)
+        self.price_all(rows)
         assert self.table is not None
         return self.table.take(self.place[rows])
 
     def lean(self, rows: Array) -> Prices:
         """The same for bounds: under the first mode only, with what memory costs at least under all of them."""
-        self._price(rows)
-        assert self._lean is not None
-        return self._lean.take(self.place[rows])
+        every, places = self.lean_rows(rows)
+        return every.take(places)
 
-    def _price(self, rows: Array) -> None:
+    def lean_rows(self, rows: Array) -> tuple[Prices, Array]:
+        """The same among all that were ever asked for, and where they stand."""
+        self.price_all(rows)
+        assert self._lean is not None
+        return self._lean, self.place[rows]
+
+    def price_all(self, rows: Array) -> None:
+        """Price those of them that are not yet."""
         new = rows[self.place[rows] < 0]
         if not len(new):
             return

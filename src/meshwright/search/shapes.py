@@ -128,15 +128,21 @@ def stages_of(shape: Shape) -> Array:
     return _mine(shape.schedule, shape.stages)
 
 
-def received(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> Array:
+def keeps_received(setting: Setting, shape: Shape) -> bool:
+    """Whether stages receive into buffers of their own."""
+    return setting.runtime.receive_buffers and shape.stages > 1
+
+
+def received(setting: Setting, shape: Shape, cuts: Family, table: Prices, rows: Array = slice(None)) -> Array:
     """(cuts, group, choice): bytes of the buffers that stages receive into, one per micro-batch, where the runtime
-    keeps so many."""
-    if not setting.runtime.receive_buffers or shape.stages == 1:
-        return np.zeros((len(cuts), shape.groups, len(table.choices)))
+    keeps so many; of some rows of a table."""
+    here, there = table.received[:, rows], table.passed_on[:, rows]
+    if not keeps_received(setting, shape):
+        return np.zeros((len(cuts), shape.groups, here.shape[1]))
     sort, where = setting.chain.sort, cuts.where
-    every = np.zeros((len(cuts), shape.stages, len(table.choices)))
-    every[:, 1:] += table.received[sort[where[:, 1:-1]]]
-    every[:, :-1] += table.passed_on[sort[where[:, 1:-1] - 1]]
+    every = np.zeros((len(cuts), shape.stages, here.shape[1]))
+    every[:, 1:] += here[sort[where[:, 1:-1]]]
+    every[:, :-1] += there[sort[where[:, 1:-1] - 1]]
     return shape.micro_batches * every[:, stages_of(shape)].sum(axis=2)
 
 

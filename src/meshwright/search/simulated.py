@@ -222,7 +222,7 @@ def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: li
     most = most_alive(shape.schedule, shape.groups, shape.micro_batches)[:, None]  # (group, 1)
     held = cuts.held[:, stages_of(shape)]
     every = held.sum(axis=2)
-    more = extras(setting.job, chain, table, chain.every_need, setting.runtime, setting.gradient_bytes)
+    more = extras(chain, table, chain.every_need, setting.gradient_bytes)
     flying = most * (held @ table.kept[0]).max(axis=2)
     states, host = summed(every, table.states + table.movable), summed(every, table.host)
     if more:
@@ -255,7 +255,7 @@ def _settle(
         )
         keys.append((key, held[0][0]))
         if key not in known and key not in loads:
-            more = extras(setting.job, chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
+            more = extras(chain, table, elsewhere, setting.gradient_bytes)
             buffers = received(setting, shape, Family([cuts], counts), table)[0, group]
             loads[key] = Load(held, mixes, more, buffers)
     if loads:
@@ -280,7 +280,7 @@ def _times(free: StageTimes, shape: Shape, settled: list[list[Settled]]) -> Stag
 
 def _all_tied(setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices) -> dict[int, Array]:
     """By group, for each of the cuts or each choice: seconds in which gradients of tied weights travel."""
-    if not setting.chain.ties:
+    if not setting.chain.tied:
         return {}
     known: dict[object, Array] = {}
 
@@ -300,7 +300,7 @@ def _all_tied(setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Price
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
     """(choice,)"""
     elsewhere = setting.chain.elsewhere(held)
-    more = extras(setting.job, setting.chain, table, elsewhere, setting.runtime, setting.gradient_bytes)
+    more = extras(setting.chain, table, elsewhere, setting.gradient_bytes)
     if more is None:
         return np.zeros(len(table.choices))
     cluster, here = setting.job.cluster, group * shape.devices

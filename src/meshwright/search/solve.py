@@ -306,18 +306,18 @@ class Search:
         waiting: list[Any] = []
         items = [(shape, rows[least < self.limit], least[least < self.limit]) for shape, rows, least in items]
         if items:
-            known.lean(np.unique(np.concatenate([rows for _, rows, _ in items])))
+            known.price_all(np.unique(np.concatenate([rows for _, rows, _ in items])))
         for shape, rows, least in items:
             if self.late or not len(rows):
                 continue
-            cuts, table = self.cuts(shape), known.lean(rows)
+            cuts = self.cuts(shape)
             self.explored += len(cuts) * len(rows)
-            extra, after = pooled_extra(self.setting, shape, cuts, table)
+            extra, after = pooled_extra(self.setting, shape, cuts, *known.lean_rows(rows))
             least = least + self.setting.longer(shape, extra.min(axis=0))
             some = np.flatnonzero(least < self.limit)
             if not len(some):
                 continue
-            plain = plain_seconds(self.setting, shape, cuts, table.take(some), after[:, some])
+            plain = plain_seconds(self.setting, shape, cuts, known.lean(rows[some]), after[:, some])
             least = np.maximum(least[some], plain.min(axis=0))
             order = np.argsort(least, kind="stable")
             order = order[least[order] < self.limit]

@@ -7,7 +7,6 @@ looks at every pair of modes and every such block.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -15,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.memory import state_bytes
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Chain, Needs, Prices
-from meshwright.search.ways import cut_of
 
 Array = Any
 STEPS = 128  # parts of optimizer states on the host are multiples of 1 / 128
@@ -71,32 +68,24 @@ class Extras:
     copied: Array  # bytes of gradients that travel to the weights' own layer
 
 
-def extras(job: Job, chain: Chain, table: Prices, elsewhere: Needs, runtime: Runtime, size: float) -> Extras | None:
+def extras(chain: Chain, table: Prices, elsewhere: Needs, size: float) -> Extras | None:
     """For a group whose stages need layers elsewhere; `size` is bytes per gradient as it travels. None: nothing."""
     if not any(elsewhere):
         return None
     none = np.zeros(len(table.choices))
     states, host, movable, copied = none, none, none, none
     kept = [none] * len(elsewhere)
-    ways = cut_of(table.choices, job, runtime)
-    may = (table.movable > 0).any(axis=0)
-    here = dataclasses.replace(ways, offload_optimizer=np.where(may, 0.0, ways.offload_optimizer))
     seen: set[int] = set()
     for stage, needs in enumerate(elsewhere):
         for how, source, sort in needs:
             if how == "reads":
                 kept[stage] = kept[stage] + table.received[sort]
                 continue
-            layer = chain.sorts[sort]
-            own, both = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (False, True))
-            copied = copied + (both - own) * size
+            copy = table.copies[:, chain.tied.index(sort)]
+            copied = copied + copy[3] * size
             if source not in seen:
                 seen.add(source)
-                more, less = (state_bytes(job, [(layer, 1)], ways, runtime, with_tied=tied) for tied in (True, False))
-                all_, own_ = (state_bytes(job, [(layer, 1)], here, runtime, with_tied=tied) for tied in (True, False))
-                states = states + more.states - less.states
-                host = host + all_.host - own_.host
-                movable = movable + (all_.states - own_.states) - (more.states - less.states)
+                states, host, movable = states + copy[0], host + copy[1], movable + copy[2]
     return Extras(states + (1 - table.cap) * movable, host, table.cap * movable, np.stack(kept), copied)
 
 

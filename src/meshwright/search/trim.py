@@ -23,11 +23,18 @@ Group = tuple[int, int]  # pipeline, device group
 _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters", "activations"))
 
 
-def trimmed(job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
-    """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is."""
+def trimmed(
+    job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants, *, known: bool = False
+) -> tuple[float, Plan]:
+    """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is.
+
+    `known`: no more of the optimizer states are there than all the rest asks for.
+    """
     best = (seconds, plan)
     used = {name for name in _ORDERS[0] for _, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
-    for order in _ORDERS if len(used) > 1 else _ORDERS[:1]:
+    if known and used == {"optimizer"}:
+        return best
+    for order in _ORDERS[: 1 if known or len(used) == 1 else 2]:
         other = plan
         for name in order:
             other = _least(job, other, name, runtime)
