@@ -27,23 +27,23 @@ def averaged(setting: Setting, cutter: Cutter, shape: Shape, work: Array, column
 
 def hopeful(
     setting: Setting, cutter: Cutter, shape: Shape, rows: Array, bare: Timed, work: Array, limit: float
-) -> tuple[float, Array]:
-    """Of some grids those that may win with one of the cuts, bubble included, and the least bound.
+) -> Array:
+    """Of some grids those that may win with one of the cuts, bubble included.
 
     `work`: seconds of all micro-batches in all layers, of each.
     """
-    cuts, nothing = cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches), (float("inf"), rows[:0])
+    cuts = cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
     if not len(cuts):
-        return nothing
+        return rows[:0]
     columns = tuple(column[:, rows] for column in bare.columns)
     part = np.flatnonzero(averaged(setting, cutter, shape, work, columns) < limit)
     if len(part) > _SEVERAL:  # were one of them best in every respect
         ideal = tuple(column[:, part].min(axis=1, keepdims=True) for column in columns)
         part = part if quick_seconds(setting, shape, cuts, ideal).min() < limit else part[:0]
     if not len(part):
-        return nothing
+        return rows[:0]
     bound = quick_seconds(setting, shape, cuts, tuple(column[:, part] for column in columns)).min(axis=0)
-    return float(bound.min()), rows[part[bound < limit]]
+    return rows[part[bound < limit]]
 
 
 def spare(setting: Setting, bare: Timed, wanted: list[tuple[Shape, Array]], limit: float) -> Array:

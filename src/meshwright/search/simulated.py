@@ -32,7 +32,8 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     if shape.groups == 1 or not table.movable.any():
         return _best_of(setting, shape, cuts, table, modes, limit, weigh=True)
     # The group with the longest update decides: all may have as much on the host as it has.
-    near, settled = _may_win(setting, shape, cuts, table, modes, limit)
+    may, (settled,) = _may_win(setting, shape, Family([cuts], setting.chain.counts), table, modes, limit)
+    near = np.flatnonzero(may[0])
     if not len(near):
         return None
     away = np.stack([s.away[near] for s in settled], axis=1)
@@ -50,33 +51,43 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     return replace(found, table=table, row=int(rows[found.row]), away=parts)
 
 
+def may_win(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], limit: float) -> Array:
+    """(cuts, choice): whether it may be below a limit, each group as if its update were the longest."""
+    return _may_win(setting, shape, cuts, table, modes, limit)[0]
+
+
 def _may_win(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float
-) -> tuple[Array, list[Settled]]:
-    """Choices that may be below a limit, each group as if its update were the longest; and how all are then settled."""
-    family = Family([cuts], setting.chain.counts)
-    free = free_times(setting, shape, family, table.columns)
+    setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], limit: float
+) -> tuple[Array, list[list[Settled]]]:
+    """The same, and how all groups of each of the cuts are then settled."""
+    free = free_times(setting, shape, cuts, table.columns)
     settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
     plain = (free.forward + free.backward) @ membership(shape.schedule, shape.stages)
-    extra = np.maximum(np.stack([s.cost for s in settled], axis=1) - plain, 0.0)
-    late, update = ending(setting, shape, family, table, free)
+    cost = np.concatenate([np.stack([s.cost for s in groups], axis=1) for groups in settled])
+    extra = np.maximum(cost - plain, 0.0)
+    late, update = ending(setting, shape, cuts, table, free)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, free, extra, 0.0)
     hidden = np.minimum((1 - setting.constants.contention) * extra, late)
-    return np.flatnonzero(setting.total(shape, (done + late - hidden + update).max(axis=1)) < limit), settled
+    least = setting.total(shape, (done + late - hidden + update).max(axis=1))
+    return (least < limit).reshape(len(cuts), -1), settled
 
 
 def _settled(
-    setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], free: StageTimes, limit: float, *,
+    setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], free: StageTimes, limit: float, *,
     weigh: bool,
-) -> list[Settled]:  # fmt: skip
-    """All groups."""
+) -> list[list[Settled]]:  # fmt: skip
+    """All groups of all cuts."""
     most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
-    family = Family([cuts], setting.chain.counts)
-    ample = roomy(setting, shape, family, table, modes)[0].all(axis=1)
-    tight = [(cuts, group) for group in range(shape.groups) if not ample[group]]
+    ample = roomy(setting, shape, cuts, table, modes).all(axis=2)
+    tight = [(cut, group) for q, cut in enumerate(cuts.cuts) for group in range(shape.groups) if not ample[q, group]]
     found = iter(_settle(setting, shape, tight, table, modes, {}, most, weigh=weigh))
-    every = enumerate(stages_of(shape))
-    return [_plain(free, mine, cuts) if ample[group] else next(found) for group, mine in every]
+    every, count = list(enumerate(stages_of(shape))), len(table.choices)
+
+    def groups(q: int, cut: Cuts) -> list[Settled]:
+        mine = pick(free, np.arange(q * count, (q + 1) * count)) if ample[q].any() and len(cuts) > 1 else free
+        return [_plain(mine, stages, cut) if ample[q, group] else next(found) for group, stages in every]
+
+    return [groups(q, cut) for q, cut in enumerate(cuts.cuts)]
 
 
 def _best_of(
@@ -86,7 +97,7 @@ def _best_of(
     """The same; groups are settled already, or so that their updates count (`weigh`) or do not."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
-    settled = settled or _settled(setting, shape, cuts, table, modes, free, limit, weigh=weigh)
+    settled = settled or _settled(setting, shape, family, table, modes, free, limit, weigh=weigh)[0]
     fits = np.logical_and.reduce([s.fits for s in settled])
     rows = np.flatnonzero(fits)
     if not len(rows):

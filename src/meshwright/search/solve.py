@@ -34,7 +34,7 @@ from meshwright.search.polish import polished, started
 from meshwright.search.prices import Chain, Priced, Prices, prices
 from meshwright.search.screen import Screen, holdable, least_away, least_end, possible, updates, useful
 from meshwright.search.shapes import Found, Setting, Shape, homes_of
-from meshwright.search.simulated import best_of
+from meshwright.search.simulated import best_of, may_win
 from meshwright.search.stages import Room, Settled
 from meshwright.search.tables import Frame, Table, framed, numbers, tables
 from meshwright.search.timed import Timed, timed, undominated
@@ -44,13 +44,11 @@ from meshwright.search.ways import Choices, bare, folded, joined, with_states
 Array = Any
 Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
-_PROBED = 12  # tables whose best choices are looked at first
-_HEAD = 6  # of each
-_FIRST = 24  # pipelines that are looked at then, and choices of each before there is a plan
-_WIDER = 8  # times as many get their cuts and their bubble for that
-_MANY = 40_000  # grids with micro-batches; from here on the best of all tables are looked at before the rest
+_PROBED = 8  # tables whose best choices are looked at first
+_HEAD = 2  # of each
+_FIRST = 24  # choices of each pipeline that are looked at before there is a plan
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
-_NEAR = 1.04  # of the best plan's time: plans this near may win once their cuts are moved
+_NEAR = 1.02  # of the best plan's time: plans this near may win once their cuts are moved
 _CLOSE = 1.02  # the same in the end, for cuts that are moved with more care
 _DEEP = 2  # shapes whose best plan's cuts are moved with more care
 _TRIED = 8  # neighbours of their cuts that are simulated
@@ -165,10 +163,7 @@ class Search:
         self._probing = False
 
     def _search(self, waiting: list[Table]) -> None:
-        """Open tables until none can hold a better plan; first the best choices of all of them."""
-        if self.best and sum(len(table.least) for table in waiting) > _MANY:
-            self._told(waiting)
-            self._open([table.head(_HEAD) for table in waiting if table.bound < self.limit], _FIRST)
+        """Open tables until none can hold a better plan."""
         while waiting:
             self._told(waiting)
             some = len(waiting) if self.limit < float("inf") else _PROBED
@@ -209,8 +204,8 @@ class Search:
         most = len(self._cutter.places) + 1 if self.limits.allows("pp") else 1
         return min(most, int(self.limits.fixed.get("pp", most)))
 
-    def _open(self, some: list[Table], most: int | None = None) -> None:
-        """Look at all pipelines of some tables, or the `most` of least bound, in the order of their bounds."""
+    def _open(self, some: list[Table]) -> None:
+        """Look at all pipelines of some tables, in the order of their bounds."""
         some = [table for table in some if not self.late and any(self._shapes(table))]
         if not some:
             return
@@ -221,7 +216,7 @@ class Search:
         bare_ = timed(self.job, self.chain, full, self.site)
         kept = undominated(bare_, self.site)
         full, bare_ = full.take(kept), bare_.take(kept)
-        wanted = self._wanted(bare_, some, most)
+        wanted = self._wanted(bare_, some)
         left = spare(self.setting, bare_, wanted, self.limit)
         chosen = np.flatnonzero(left > 0)
         everything, parents = with_states(full.take(chosen), self.job, self.limits)
@@ -260,29 +255,22 @@ class Search:
         found = prices(self.job, self.chain, choices, modes, self.site)
         return found if self.setting.partial else found.fixed()
 
-    def _wanted(self, bare_: Timed, some: list[Table], most: int | None) -> list[tuple[Shape, Array]]:
-        """Every pipeline of some tables (or the `most` of least bound) with the grids that may win in it."""
+    def _wanted(self, bare_: Timed, some: list[Table]) -> list[tuple[Shape, Array]]:
+        """Every pipeline of some tables with the grids that may win in it."""
         choices = bare_.choices
         screen = Screen(self.setting, bare_, least_end(self.setting, self.site, choices, self.most_groups))
         home = numbers(self.job, choices)
-        hopes: list[tuple[float, Shape, Array]] = []
+        found: list[tuple[Shape, Array]] = []
         for table in some:
             mine = np.flatnonzero(home == numbers(self.job, table.choices)[0])
             for shape in self._shapes(table) if len(mine) and not self.late else []:
-                bound = screen.least(shape, mine)
-                if (bound < self.limit).any():
-                    hopes.append((float(bound.min()), shape, mine[bound < self.limit]))
-        if most:
-            hopes = heapq.nsmallest(_WIDER * most, hopes, key=lambda item: item[0])
-        found = []
-        for _, shape, rows in hopes if not self.late else []:
-            work = shape.micro_batches * screen.work[rows]
-            least, rows = hopeful(self.setting, self._cutter, shape, rows, bare_, work, self.limit)
-            if len(rows):
-                found.append((least, shape, rows))
-        if most:
-            found = heapq.nsmallest(most, found, key=lambda item: item[0])
-        return [(shape, rows) for _, shape, rows in found]
+                rows = mine[screen.least(shape, mine) < self.limit]
+                if len(rows):
+                    work = shape.micro_batches * screen.work[rows]
+                    rows = hopeful(self.setting, self._cutter, shape, rows, bare_, work, self.limit)
+                if len(rows):
+                    found.append((shape, rows))
+        return found
 
     def _shapes(self, table: Table) -> Iterator[Shape]:
         """Pipelines that would win if one choice were best in every respect, and layers could be cut at will."""
@@ -340,13 +328,23 @@ class Search:
                 heapq.heappush(waiting, (float(bounds[_CHUNK]), self._next(), shape, rows[_CHUNK:], bounds[_CHUNK:]))
             cuts = self.cuts(shape)
             exact = least_seconds(self.setting, shape, cuts, known.lean(few), self.limit)
-            for q in np.argsort(exact.min(axis=1), kind="stable"):
-                near = np.flatnonzero(exact[q] < self.limit)
-                if len(near) and not self.late:
-                    self.settled += 1
-                    most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
-                    table = known.take(few[near])
-                    self._offer(best_of(self.setting, shape, cuts.cuts[q], table, self.modes, most))
+            near = exact < self.limit
+            if near.any():
+                columns, rows_ = np.flatnonzero(near.any(axis=0)), np.flatnonzero(near.any(axis=1))
+                part = Family([cuts.cuts[int(q)] for q in rows_], self.chain.counts)
+                self._simulate(shape, part, exact[np.ix_(rows_, columns)], known.take(few[columns]))
+
+    def _simulate(self, shape: Shape, cuts: Family, bound: Array, table: Prices) -> None:
+        """Settle and simulate all choices of a table, the cuts of least bound first."""
+        most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
+        if len(cuts) > 1:  # all at once, and most of them cannot win
+            bound = np.where(may_win(self.setting, shape, cuts, table, self.modes, most), bound, np.inf)
+        for q in np.argsort(bound.min(axis=1), kind="stable"):
+            near = np.flatnonzero(bound[q] < self.limit)
+            if len(near) and not self.late:
+                self.settled += 1
+                most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
+                self._offer(best_of(self.setting, shape, cuts.cuts[q], table.take(near), self.modes, most))
 
     def choices_of(self, shape: Shape) -> Choices:
         """Every choice of a shape's stage size and micro-batch, whether it may win or not."""
