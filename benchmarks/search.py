@@ -22,10 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 import meshwright as mw
+from meshwright.cost.constants import DEFAULT
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
 from meshwright.model import presets
 from meshwright.search.chain import solve
+from meshwright.search.first import first_plan
 from meshwright.search.layers import instance_of, ways_of, with_all_choices
 from meshwright.search.limits import Limits
 from meshwright.search.milp import solve_milp
@@ -48,8 +50,8 @@ UNIAP = [
 ]  # fmt: skip
 
 
-def searched(names: str) -> Iterator[tuple[str, str, int, float, str]]:
-    """(model, cluster, devices, CPU seconds, what was found)"""
+def searched(names: str) -> Iterator[tuple[str, str, int, float, str, float | None]]:
+    """(model, cluster, devices, CPU seconds, what was found, CPU seconds until a first plan was there)"""
     jobs = [
         (name, "8xh100" if devices == 8 else f"{devices // 8}x8xh100", max(512, devices), 0)
         for name in presets()
@@ -69,22 +71,34 @@ def searched(names: str) -> Iterator[tuple[str, str, int, float, str]]:
             )
         except MeshwrightError:
             found = "nothing fits"
-        yield model, cluster, job.cluster.devices, time.process_time() - started, found
+        yield model, cluster, job.cluster.devices, time.process_time() - started, found, first_seconds(job)
+
+
+def first_seconds(job: mw.Job) -> float | None:
+    """CPU seconds until there is a plan to show; None where no rule of thumb finds one."""
+    if len(job.cluster.groups) > 1:
+        return None
+    started = time.process_time()
+    found = first_plan(job, RUNTIMES["meshwright"], Limits(), DEFAULT)
+    return time.process_time() - started if found else None
 
 
 def show_searches(names: str) -> None:
     out = Console(width=110)
     table = Table(title="CPU seconds of plan(job), the whole space")
-    for name in ("model", "cluster", "CPU s", "found"):
-        table.add_column(name, justify="right" if name == "CPU s" else "left")
+    for name in ("model", "cluster", "CPU s", "first plan", "found"):
+        table.add_column(name, justify="right" if name in ("CPU s", "first plan") else "left")
     rows = list(searched(names))
-    for model, cluster, _, seconds, found in sorted(rows, key=lambda row: -row[3]):
-        table.add_row(model, cluster, f"{seconds:.2f}", found)
+    for model, cluster, _, seconds, found, first in sorted(rows, key=lambda row: -row[3]):
+        table.add_row(model, cluster, f"{seconds:.2f}", "" if first is None else f"{first:.3f}", found)
     out.print(table)
     fits = [row[3] for row in rows if row[2] <= 1024 and row[4] != "nothing fits"]
     if fits:
         under = sum(seconds < 1 for seconds in fits)
         out.print(f"up to 1024 devices: {under} of {len(fits)} under 1 s, median {statistics.median(fits):.2f} s")
+    firsts = [first for *_, first in rows if first is not None]
+    if firsts:
+        out.print(f"first plans: {len(firsts)}, median {statistics.median(firsts):.3f} s, slowest {max(firsts):.3f} s")
     out.print(f"the whole command (llama3-8b on 8xh100): {command_seconds():.2f} s CPU, start-up and printing included")
 
 

@@ -357,7 +357,7 @@ class Search:
 
     def _offer(self, found: Found | None) -> None:
         """Keep a plan; if it is better than the best, move its cuts first."""
-        short = found is not None and found.shape.stages <= _POLISHED
+        short = found is not None and found.shape.stages <= _POLISHED and not self.first_only
         if found and short and found.seconds < self.limit and self.limits.allows("uneven"):
             found = self._again(polished(self.setting, self.places, self.modes, found))
         if found:
