@@ -89,11 +89,14 @@ def pooled_extra(
         left = left - room.loose * (received(setting, shape, cuts, table, rows) / most[:, None]).sum(axis=1)
     host = np.maximum((1 / most).sum() * room.host - per_state @ table.host[:, rows], 0.0)
     part = np.minimum(most / shape.micro_batches, 1.0).max()
-    movable, moved = table.movable[:, rows], 0.0
+    every, movable, moved = setting.chain.counts[-1], table.movable[:, rows], 0.0
+    longest = every @ priced.longest
     if movable.any():  # as if as much were alive everywhere as where most is: that is no more
-        rate = away_rate(movable, table.update_away[:, rows])
-        moved = setting.chain.counts[-1] @ movable * _away_price(setting, shape, rate, priced, most.max())[:, None]
-    return _asked(priced, weights, left / room.loose, host, part, moved)
+        slower = table.update_away[:, rows]
+        moved = every @ movable * _away_price(setting, shape, away_rate(movable, slower), priced, most.max())[:, None]
+        longest = longest + every @ slower / shape.micro_batches
+    extra, after = _asked(priced, weights, left / room.loose, host, part, moved)
+    return np.where(extra > longest, np.inf, extra), after  # what no modes can cost: it does not fit
 
 
 def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
@@ -110,7 +113,7 @@ def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, l
     near = np.flatnonzero((bound < limit).any(axis=0))
     if not len(near) or table.relaxed is None:
         return bound
-    asked = _memory_asks(setting, shape, cuts, table.take(near))
+    *asked, possible = _memory_asks(setting, shape, cuts, table.take(near))
     wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), *asked)
     # Longer passes hide more of what ends the step, second for second, but for what contention leaves of each.
@@ -120,7 +123,8 @@ def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, l
     if table.movable.any():  # what is asked for may be updates, which other groups wait for only if they end later
         may = np.tile((table.movable[:, near] > 0).any(axis=0), len(cuts))
         exact = np.where(may, (ends + update[wide]).max(axis=1), exact)
-    bound[:, near] = np.maximum(bound[:, near], setting.total(shape, exact).reshape(len(cuts), len(near)))
+    exact = np.where(possible, setting.total(shape, exact), np.inf)
+    bound[:, near] = np.maximum(bound[:, near], exact.reshape(len(cuts), len(near)))
     return bound
 
 
@@ -182,9 +186,9 @@ def ending(
     return late, update if away is None else update + away * total(table.update_away)
 
 
-def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array]:
+def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array, Array]:
     """(candidate, group): seconds per micro-batch that memory costs at least, and how many of them once the group has
-    begun to go back."""
+    begun to go back; (candidate,): whether any modes cost so much."""
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)[:, None]  # (group, 1)
     assert table.relaxed is not None
@@ -201,7 +205,9 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
     away = summed(every, table.movable)
     moved = away * _away_price(setting, shape, table.away_rate, priced, most)[:, None] if away.any() else 0.0
     asked = _asked(priced, weights, left / most / room.loose, host / most, part, moved)
-    return tuple(np.moveaxis(found, 1, 2).reshape(-1, shape.groups) for found in asked)
+    longest = summed(every, priced.longest + table.update_away / shape.micro_batches)
+    extra, after = (np.moveaxis(found, 1, 2).reshape(-1, shape.groups) for found in asked)
+    return extra, after, (asked[0] <= longest).all(axis=1).reshape(-1)
 
 
 def _away_price(setting: Setting, shape: Shape, rate: Array, found: Relaxed, most: Array) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,10 +11,11 @@ from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.headroom import on_job
 from meshwright.search.limits import Limits
+from meshwright.search.screen import together
 from meshwright.search.solve import Search
 from meshwright.units import size
 
-_PATIENCE = 1.0  # seconds for each question
+_EFFORT = 10_000  # for each question (`Search.effort`): where a plan was found, less was enough
 
 
 class NothingFits(DoesNotFit):
@@ -80,29 +80,28 @@ def _restricted(search: Search, job: Job) -> NothingFits:
 
 def _any(search: Search, limits: Limits) -> bool:
     """Whether a plan keeps other limits, however much memory it takes."""
-    other = Search(search.job, search.runtime, limits, search.constants, time.monotonic() + _PATIENCE)
-    other.setting = replace(other.setting, room=replace(other.setting.room, memory=search.setting.room.memory * 2**20))
-    other.first_only = True
-    other.run()
-    return bool(other.best)
+    return bool(_tried(search, search.job, limits, search.setting.room.memory * 2**20).best)
 
 
 def _with_memory(search: Search, memory: float, first: int) -> Plan | None:
     """A plan for devices of so much memory, the first that is found, on devices from number `first`."""
-    room = replace(search.setting.room, memory=memory)
-    other = Search(search.job, search.runtime, search.limits, search.constants, time.monotonic() + _PATIENCE)
-    other.setting = replace(other.setting, room=room)
-    other.first_only = True
-    other.run()
+    other = _tried(search, search.job, search.limits, memory)
     return plan_of(search.job, other.best[0], other.modes, first) if other.best else None
+
+
+def _tried(search: Search, job: Job, limits: Limits, memory: float | None = None) -> Search:
+    """A search for the first plan of a job, on devices of so much memory."""
+    other = Search(job, search.runtime, limits, search.constants, first_only=True, effort=_EFFORT)
+    if memory is not None:
+        other.setting = replace(other.setting, room=replace(other.setting.room, memory=memory))
+    if together(other.setting):
+        other.run()
+    return other
 
 
 def _suggestion(search: Search) -> str:
     for text, job in _changes(search.job):
-        other = Search(job, search.runtime, search.limits, search.constants, time.monotonic() + _PATIENCE)
-        other.first_only = True
-        other.run()
-        if other.best:
+        if _tried(search, job, search.limits).best:
             return text
     return "a smaller model, or devices with more memory"
 

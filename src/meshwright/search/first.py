@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from math import gcd
 from typing import Any
 
-import numpy as np
-
 from meshwright.cost.constants import Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.search.build import plan_of
-from meshwright.search.grids import Grids
 from meshwright.search.limits import Limits
-from meshwright.search.screen import holdable, sharded
+from meshwright.search.screen import together
 from meshwright.search.solve import Search
-from meshwright.search.ways import bare
 
 _SIMPLE = {"ulysses": 1, "ring": 1, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}
 _FORBIDDEN = ("hybrid", "adaptive", "mixed", "placement", "park")
@@ -31,19 +27,12 @@ def first_plan(job: Job, runtime: Runtime, limits: Limits, constants: Constants)
     """A plan that fits and keeps the limits, with its seconds, if a rule of thumb finds one."""
     for some in _thumbs(job, limits):
         search = Search(job, runtime, some, constants, first_only=True)
-        if not some.allows("offload") and not _holdable(search):
+        if not together(search.setting, offload=some.allows("offload")):
             continue
         search.run()
         if search.best:
             return search.limit, plan_of(job, search.best[0], search.modes)
     return None
-
-
-def _holdable(search: Search) -> bool:
-    """Whether all devices together can hold the states."""
-    one = np.ones(1, dtype=np.int64)
-    grid = Grids(one, 0 * one, one, one, one * search.job.cluster.devices, one, one, 0 * one)
-    return bool(holdable(search.setting, sharded(bare(grid, one)), 1)[0])
 
 
 def _thumbs(job: Job, limits: Limits) -> Iterator[Limits]:

@@ -19,6 +19,7 @@ import numpy as np
 from meshwright.search.hull import hull
 
 Array = Any
+_ROUNDING = 1e-6  # of a layer's seconds
 _HALVINGS = 10  # of the rate of updates on the host
 _DEAR = 1e3  # times what all layers take, for all that they keep: a price that only shows whether the bytes fit
 
@@ -31,14 +32,15 @@ class Relaxed:
     host: Array
     longer: Array  # seconds that a layer takes more at least, what it keeps and parks paid for
     longer_back: Array  # the same of its backward pass only; no prices where no mode slows the forward pass
+    longest: Array  # (sort, choice): seconds that a layer takes more at most, and a little above that
     usual: int  # prices that are of use in every pipeline; behind them, those of updates on the host
 
     def take(self, rows: Array) -> Relaxed:
         """Of some of the choices."""
-        device, host, longer, back = (
-            part[..., rows] for part in (self.device, self.host, self.longer, self.longer_back)
+        device, host, longer, back, longest = (
+            part[..., rows] for part in (self.device, self.host, self.longer, self.longer_back, self.longest)
         )
-        return Relaxed(device, host, longer, back, self.usual)
+        return Relaxed(device, host, longer, back, longest, self.usual)
 
     def near(self, parts: Array) -> Relaxed:
         """With the prices of optimizer states that matter where so many micro-batches of all are alive."""
@@ -47,7 +49,7 @@ class Relaxed:
         low, high = (-np.log2([parts.max(), parts.min()])).clip(0, len(self.device) - self.usual - 1)
         some = np.r_[: self.usual, self.usual + int(low) : self.usual + int(np.ceil(high)) + 1]
         back = self.longer_back[some] if len(self.longer_back) else self.longer_back
-        return Relaxed(self.device[some], self.host[some], self.longer[some], back, self.usual)
+        return Relaxed(self.device[some], self.host[some], self.longer[some], back, self.longest, self.usual)
 
 
 def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: Array, rate: Array) -> Relaxed:
@@ -74,7 +76,8 @@ def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: 
         longer[i] = np.add(paid, both, out=sums).min(axis=0) - both[0]
         if len(back):
             back[i] = np.add(paid, backward, out=sums).min(axis=0) - backward[0]
-    return Relaxed(device, host, longer, back, usual)
+    longest = (both - both[0]).max(axis=0)
+    return Relaxed(device, host, longer, back, longest + _ROUNDING * (longest + both[0]), usual)
 
 
 def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:

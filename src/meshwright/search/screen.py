@@ -11,11 +11,12 @@ from meshwright.cost.memory import Bytes, state_bytes
 from meshwright.cost.site import Site
 from meshwright.cost.update import update_seconds
 from meshwright.search.bounds import shortest
+from meshwright.search.grids import Grids
 from meshwright.search.prices import Prices
 from meshwright.search.shapes import Setting, Shape
 from meshwright.search.timed import Timed
 from meshwright.search.timing import SPLIT
-from meshwright.search.ways import AWAY, Choices, away, cut_of
+from meshwright.search.ways import AWAY, Choices, away, bare, cut_of
 
 Array = Any
 
@@ -96,6 +97,13 @@ def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = T
 def possible(setting: Setting, choices: Choices, groups: int) -> Array:
     """Grids whose states fit in one way or another: all sharded, on the devices or on the host."""
     return np.logical_or.reduce([holdable(setting, sharded(choices, *fractions), groups) for fractions in AWAY])
+
+
+def together(setting: Setting, *, offload: bool = True) -> bool:
+    """Whether all devices together can hold the states, each its part; on the host if they may be there."""
+    one, count = np.ones(1, dtype=np.int64), setting.job.cluster.devices
+    grid = bare(Grids(one, 0 * one, one, one, count * one, one, one, 0 * one), one)
+    return any(bool(holdable(setting, sharded(grid, *away), 1)[0]) for away in (AWAY if offload else AWAY[:1]))
 
 
 def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:

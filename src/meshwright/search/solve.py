@@ -73,6 +73,7 @@ class Search:
     settled: int = 0  # of these, cuts that were settled and simulated
     bound: float = 0.0  # seconds below which no plan can be
     first_only: bool = False  # stop at the first plan that fits
+    effort: float = float("inf")  # bounds, and fifty for each cut that is settled, until it is given up
     has_first: bool = False  # a plan is there already: not even a first look must outlast the deadline
     known_cuts: Known = field(default_factory=dict)  # shared by searches of one model under the same limits
     frame: Frame | None = None  # candidates, shared with the search of schedules that hide experts
@@ -100,7 +101,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        if self.first_only and self.best:
+        if (self.first_only and self.best) or self.explored + 50 * self.settled > self.effort:
             return True
         return self._overdue and (self.has_first or not self._probing)
 
