@@ -50,7 +50,7 @@ _FIRST = 24  # choices of each pipeline that are looked at before there is a pla
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.02  # of the best plan's time: plans this near may win once their cuts are moved
 _CLOSE = 1.02  # the same in the end, for cuts that are moved with more care
-_DEEP = 2  # shapes whose best plan's cuts are moved with more care
+_DEEP = 4  # shapes whose best plan's cuts are moved with more care
 _TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
 _STARTS = 2  # cuts from which they are moved
@@ -157,17 +157,20 @@ class Search:
         done whatever the time limit.
         """
         self._probing = True
-        for start in range(0, len(waiting), _PROBED):
-            self._open([table.head(_HEAD) for table in waiting[start : start + _PROBED]])
+        start, some = 0, _PROBED
+        while start < len(waiting):
+            self._open([table.head(_HEAD) for table in waiting[start : start + some]])
             if self.limit < float("inf") or ((start or self.has_first) and self._overdue):
                 break
+            start, some = start + some, 2 * some
         self._probing = False
 
     def _search(self, waiting: list[Table]) -> None:
         """Open tables until none can hold a better plan."""
+        some = _PROBED
         while waiting:
             self._told(waiting)
-            some = len(waiting) if self.limit < float("inf") else _PROBED
+            some = len(waiting) if self.limit < float("inf") else 2 * some
             self._open([table for table in waiting[:some] if table.bound < self.limit])
             if self.late:
                 return  # the bound stays that of the tables that were open
