@@ -46,6 +46,7 @@ Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
 _PROBED = 8  # tables whose best choices are looked at first
 _HEAD = 2  # of each
+_MANY = 1500  # grids with micro-batches that a plan must leave at most
 _FIRST = 24  # choices of each pipeline that are looked at before there is a plan
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
 _NEAR = 1.02  # of the best plan's time: plans this near may win once their cuts are moved
@@ -151,7 +152,7 @@ class Search:
         return found
 
     def _probe(self, waiting: list[Table]) -> None:
-        """Look at the best choices of the tables that look best, bubble included, until a plan is found.
+        """Look at the best choices of the tables that look best, bubble included, until a plan leaves few others.
 
         A good plan rules most of the rest out before it is priced. This takes a fraction of a second, so that it is
         done whatever the time limit.
@@ -159,8 +160,9 @@ class Search:
         self._probing = True
         start, some = 0, _PROBED
         while start < len(waiting):
-            self._open([table.head(_HEAD) for table in waiting[start : start + some]])
-            if self.limit < float("inf") or ((start or self.has_first) and self._overdue):
+            self._open([table.head(_HEAD) for table in waiting[start : start + some] if table.bound < self.limit])
+            left = sum(np.searchsorted(table.least, self.limit) for table in waiting)
+            if (self.best and left < _MANY) or ((start or self.has_first) and self._overdue):
                 break
             start, some = start + some, 2 * some
         self._probing = False
