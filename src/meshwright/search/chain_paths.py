@@ -17,6 +17,7 @@ from meshwright.errors import InputError
 Array = Any
 _PRICES = 12  # prices on memory under which paths are looked for
 _THRESHOLDS = 5  # of transient memory, at which paths are compared
+_FEW = 2000  # paths that are held against all weights at once
 _ENDLESS = 1e30  # bytes; stands for inf
 SLACK = 1e-12  # relative; a difference below this is none
 
@@ -243,6 +244,10 @@ class Paths:
         row, pick = np.nonzero(np.isfinite(time))
         time, filled = time[row, pick], filled[row, pick]
         place = np.ravel_multi_index((self.parts.group[pick], room[row], node[row]), reach.shape[1:])
+        if len(row) < _FEW:
+            cost = np.multiply.outer(self.on_time, time) + np.multiply.outer(self.on_bytes, filled)
+            kept = np.flatnonzero((cost * (1 - SLACK) <= reach.reshape(len(reach), -1)[:, place]).all(axis=0))
+            return row[kept], pick[kept]
         weights = range(len(self.on_time))
         for weight in (*weights[2::4], *weights[::4], *weights[1::2]):
             cost = time * self.on_time[weight] + filled * self.on_bytes[weight]
@@ -301,21 +306,27 @@ class _Labels:
         sizes, rank = np.unique(size, return_inverse=True)
         sizes, none = np.append(sizes, np.inf), len(sizes)
         low, wide = parts.floor[same[0]], (parts.ceiling - parts.floor)[same[0]]
-        beaten = np.zeros(len(order), dtype=bool)
+        beaten, new = np.zeros(len(order), dtype=bool), _changes(same)
         for part in np.linspace(0.0, 1.0, _THRESHOLDS) if wide.any() else (0.0,):
             threshold = low + part * wide
-            before = _smallest_before(np.where(moment <= threshold, rank, none), none, same)
+            before = _smallest_before(np.where(moment <= threshold, rank, none), none, new)
             beaten |= sizes[before] + np.maximum(threshold - moment, 0.0) <= size
         if wide.any():
             alike = np.lexsort((moment, *same[::-1]))
-            before = _smallest_before(rank[alike], none, [array[alike] for array in (*same, moment)])
+            before = _smallest_before(rank[alike], none, _changes([array[alike] for array in (*same, moment)]))
             beaten[alike] |= sizes[before] <= size[alike]
         return _Labels(*(getattr(self, field.name)[order[~beaten]] for field in fields(self)))
 
 
-def _smallest_before(rank: Array, none: int, same: list[Array]) -> Array:
-    """The least rank of those before each, among neighbours that are the same in every array; `none` if it is first."""
-    new = np.any([np.diff(array, prepend=-1) != 0 for array in same], axis=0)
+def _changes(same: list[Array]) -> Array:
+    """Where neighbours differ in one of the arrays; also at the first."""
+    new = np.ones(len(same[0]), dtype=bool)
+    new[1:] = np.logical_or.reduce([array[1:] != array[:-1] for array in same])
+    return new
+
+
+def _smallest_before(rank: Array, none: int, new: Array) -> Array:
+    """The least rank of those before each, back to where something is `new`; `none` if nothing is before it."""
     shift = np.cumsum(new) * (none + 1)
     before = np.append(0, np.minimum.accumulate(rank - shift))[: len(rank)]
     return np.where(new, none, before + shift)
