@@ -31,7 +31,8 @@ class Attention:
     def layer(self, place: Place, *, cross: bool = False) -> Layer:
         kind: LayerKind = "cross_attention" if cross else "attention"
         reads = "encoder.norm" if cross else ""
-        return place.layer(kind, self.ops(cross), self.hidden, heads=self.heads, kv_heads=self.kv_heads, reads=reads)
+        ops = self.ops(cross)
+        return place.layer(kind, ops, self.hidden, heads=self.heads, kv_heads=self.kv_heads, reads=reads, shape=self)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - the blocks of a model share one tuple of operators
     def ops(self, cross: bool = False) -> tuple[Op, ...]:
@@ -116,7 +117,7 @@ class LatentAttention:
     bias: bool = False
 
     def layer(self, place: Place) -> Layer:
-        return place.layer("attention", self.ops(), self.hidden, heads=self.heads, kv_heads=self.heads)
+        return place.layer("attention", self.ops(), self.hidden, heads=self.heads, kv_heads=self.heads, shape=self)
 
     @lru_cache(maxsize=1024)  # noqa: B019
     def ops(self) -> tuple[Op, ...]:

@@ -28,7 +28,7 @@ class Mlp:
     inner_dropout: float = 0.0  # after the activation function (T5)
 
     def layer(self, place: Place) -> Layer:
-        return place.layer("mlp", self.ops(), self.hidden)
+        return place.layer("mlp", self.ops(), self.hidden, shape=self)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - the blocks of a model share one tuple of operators
     def ops(self) -> tuple[Op, ...]:
@@ -84,7 +84,7 @@ class Moe:
     def layer(self, place: Place) -> Layer:
         return place.layer(
             "moe", self.ops(), self.hidden, experts=self.experts, top_k=self.top_k,
-            dispatch_width=self.rows * self.inner,
+            dispatch_width=self.rows * self.inner, shape=self,
         )  # fmt: skip
 
     @lru_cache(maxsize=1024)  # noqa: B019

@@ -7,7 +7,7 @@ stated per token (or per query-key pair, or per sample) and cut by the degrees o
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -190,6 +190,7 @@ class Layer:
     dispatch_width: float = 0.0  # elements per token that each all-to-all of a MoE layer moves
     tied_to: str = ""
     reads: str = ""  # another layer whose output it takes too (cross attention: the end of the encoder)
+    shape: object = field(default=None, compare=False, repr=False)  # what it was made from: `Attention`, `Mlp`, `Moe`
 
     @cached_property
     def parameters(self) -> int:

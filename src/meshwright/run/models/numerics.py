@@ -1,0 +1,114 @@
+"""What a config says beside shapes: norms, activation functions, rotary frequencies, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.model import Model
+from meshwright.model.presets import find_preset
+
+# Families whose layers can be built and trained here; others can be planned.
+TRAINABLE = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "kimi_k2",
+)
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses experts and weighs what they say."""
+
+    sigmoid: bool = False  # of every logit on its own (DeepSeek-V3), else softmax
+    normalised: bool = True  # the chosen weights add up to one
+    groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
+    top_groups: int = 1
+    scale: float = 1.0
+    corrected: bool = False  # a bias that balances load takes part in the choice, not in the weights
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Of one model."""
+
+    vocab: int
+    hidden: int
+    positions: int = 0  # learned, 0: none
+    eps: float = 1e-6
+    activation: str = "silu"
+    theta: float = 10_000.0
+    rope: Mapping[str, Any] = field(default_factory=dict)  # how frequencies are scaled: Hugging Face's own words
+    interleaved: bool = False  # rotary pairs stand side by side (DeepSeek)
+    routing: Routing = Routing()
+    initializer: float = 0.02
+
+
+def config_of(model: Model) -> Mapping[str, Any]:
+    """The Hugging Face config that a model was made from."""
+    if isinstance(model.reference, str):
+        return find_preset(model.reference).config
+    if "model_type" not in model.reference:
+        raise InputError(f"{model.name} was not made from a config", field="model", valid=", ".join(TRAINABLE))
+    return model.reference
+
+
+def numerics(model: Model) -> Numerics:
+    """Read them, with the defaults of transformers' config classes."""
+    config = config_of(model)
+    family = str(config["model_type"])
+    if family not in TRAINABLE:
+        raise InputError(f"the family '{family}' cannot be trained", field="model_type", valid=", ".join(TRAINABLE))
+    if family == "gpt2":
+        hidden = int(config["n_embd"])
+        return Numerics(
+            int(config["vocab_size"]), hidden, int(config.get("n_positions", 1024)),
+            float(config.get("layer_norm_epsilon", 1e-5)), _activation(config, "activation_function", "gelu_new"),
+            initializer=float(config.get("initializer_range", 0.02)),
+        )  # fmt: skip
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(rope.pop("rope_theta", config.get("rope_theta") or _THETA.get(family, 10_000.0)))
+    deep = family in {"deepseek_v3", "kimi_k2"}
+    return Numerics(
+        int(config["vocab_size"]), int(config["hidden_size"]),
+        eps=float(config.get("rms_norm_eps", _EPS.get(family, 1e-6))), activation=_activation(config, "hidden_act", "silu"),
+        theta=theta, rope=rope, interleaved=deep and bool(config.get("rope_interleave", True)),
+        routing=_routing(config, family), initializer=float(config.get("initializer_range", 0.02)),
+    )  # fmt: skip
+
+
+_THETA = {"mixtral": 1e6}
+_EPS = {"mixtral": 1e-5}
+
+
+def _routing(config: Mapping[str, Any], family: str) -> Routing:
+    if family in {"deepseek_v3", "kimi_k2"}:
+        return Routing(
+            sigmoid=True, normalised=bool(config.get("norm_topk_prob", True)), groups=int(config.get("n_group", 8)),
+            top_groups=int(config.get("topk_group", 4)), scale=float(config.get("routed_scaling_factor", 2.5)),
+            corrected=True,
+        )  # fmt: skip
+    return Routing(normalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)))
+
+
+def _activation(config: Mapping[str, Any], name: str, default: str) -> str:
+    said = str(config.get(name, default))
+    if said not in _ACTIVATIONS:
+        raise InputError(f"is '{said}'", field=name, valid=", ".join(_ACTIVATIONS))
+    return _ACTIVATIONS[said]
