@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.model.attention import Attention, LatentAttention
+from meshwright.run.models.attend import attend
 from meshwright.run.models.context import Context
+from meshwright.run.models.linear import Row
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics
 from meshwright.run.models.rotary import frequencies, rotate
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None) -> Tensor:
-    """Causal attention of (batch, sequence, head, dim), heads of keys and values shared by several of queries."""
-    mask = context.mask(window)
-    shared = q.shape[2] != k.shape[2]
-    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    found = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
-    )
-    return found.transpose(1, 2)
 
 
 class GroupedAttention(nn.Module):
@@ -31,10 +21,11 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, shape: Attention, numerics: Numerics) -> None:
         super().__init__()
-        self.shape, self.parts = shape, _widths(shape)
+        self.shape = shape
+        self.parts: tuple[int, ...] = _widths(shape)
         self.norm = norm(shape.norm, shape.hidden, numerics)
         self.qkv = nn.Linear(shape.hidden, sum(self.parts), bias=shape.qkv_bias)
-        self.proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=shape.out_bias)
+        self.proj = Row(shape.heads * shape.head_dim, shape.hidden, bias=shape.out_bias)
         self.q_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
         self.k_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
         inverse, self.scale = frequencies(shape.head_dim, numerics.theta, numerics.rope)
@@ -42,15 +33,14 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         s = self.shape
-        q, k, v = (
-            part.unflatten(-1, (-1, s.head_dim)) for part in self.qkv(self.norm(x)).split(list(self.parts), dim=-1)
-        )
+        parts = self.qkv(context.lane.enter(self.norm(x))).split(list(self.parts), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, s.head_dim)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if s.rotary:
             angles = context.positions.unsqueeze(-1) * self.inverse
             q, k = (rotate(part, angles, self.scale) for part in (q, k))
-        return x + self.proj(attend(q, k, v, context, s.window).flatten(2))
+        return x + self.proj(attend(q, k, v, context, s.window).flatten(2), context.lane)
 
 
 def _widths(shape: Attention) -> tuple[int, int, int]:
@@ -76,13 +66,13 @@ class MultiLatentAttention(nn.Module):
         self.kv_down = nn.Linear(shape.hidden, shape.kv_rank + shape.rope_dim, bias=shape.bias)
         self.kv_norm = norm("rms", shape.kv_rank, numerics)
         self.kv_up = nn.Linear(shape.kv_rank, shape.heads * (shape.nope_dim + shape.v_dim), bias=False)
-        self.proj = nn.Linear(shape.heads * shape.v_dim, shape.hidden, bias=shape.bias)
+        self.proj = Row(shape.heads * shape.v_dim, shape.hidden, bias=shape.bias)
         inverse, self.scale = frequencies(shape.rope_dim, numerics.theta, numerics.rope)
         self.register_buffer("inverse", inverse, persistent=False)
         self.softmax_scale = _softmax_scale(shape, numerics)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        s, h = self.shape, self.norm(x)
+        s, h = self.shape, context.lane.enter(self.norm(x))
         q = self.q_up(self.q_norm(self.q_down(h)) if s.q_rank else h).unflatten(-1, (s.heads, -1))
         latent, turned = self.kv_down(h).split([s.kv_rank, s.rope_dim], dim=-1)
         k, v = self.kv_up(self.kv_norm(latent)).unflatten(-1, (s.heads, -1)).split([s.nope_dim, s.v_dim], dim=-1)
@@ -92,7 +82,7 @@ class MultiLatentAttention(nn.Module):
             rotate(part, angles, self.scale, interleaved=self.interleaved) for part in (own, turned.unsqueeze(2))
         )
         q, k = torch.cat([plain, own], dim=-1), torch.cat([k, shared.expand(-1, -1, s.heads, -1)], dim=-1)
-        return x + self.proj(attend(q, k, v, context, scale=self.softmax_scale).flatten(2))
+        return x + self.proj(attend(q, k, v, context, scale=self.softmax_scale).flatten(2), context.lane)
 
 
 def _softmax_scale(shape: LatentAttention, numerics: Numerics) -> float:

@@ -1,45 +1,54 @@
-"""What every layer needs beside its input: where tokens stand, and which of them belong together."""
+"""What every layer needs beside its input: where tokens stand, which belong together, and who else works on them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from meshwright.run.lane import ONE, Lane
+
 
 @dataclass(frozen=True)
 class Context:
-    """Of one micro-batch of (batch, sequence) tokens.
+    """Of one micro-batch of (batch, sequence) tokens, of which a process may have a part.
 
     >>> Context.of(torch.zeros(1, 4)).positions
     tensor([[0, 1, 2, 3]])
     """
 
-    positions: Tensor  # (batch, sequence)
+    positions: Tensor  # (batch, own tokens)
+    length: int  # tokens of a whole sample
     documents: Tensor | None = None  # (batch, sequence): number of the document, where several are packed
+    lane: Lane = ONE
 
     @staticmethod
-    def of(tokens: Tensor, documents: Tensor | None = None) -> Context:
-        """Positions count from the start of a sample, or of a document."""
+    def of(tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE) -> Context:
+        """From whole samples; positions count from the start of a sample, or of a document."""
         count = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-        if documents is None:
-            return Context(count)
-        new = torch.ones_like(documents, dtype=torch.bool)
-        new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        starts = torch.where(new, count, 0).cummax(dim=1).values
-        return Context(count - starts, documents)
+        if documents is not None:
+            new = torch.ones_like(documents, dtype=torch.bool)
+            new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+            count = count - torch.where(new, count, 0).cummax(dim=1).values
+        return Context(lane.own(count), tokens.shape[1], documents, lane)
 
-    def mask(self, window: int = 0) -> Tensor | None:
-        """(batch, 1, query, key): which keys a query sees; None where all before it and its own."""
-        if self.documents is None and not window:
+    def mask(self, window: int = 0, source: int | None = None) -> Tensor | None:
+        """(batch or 1, 1, query, key): which keys a query sees; None where all before it and its own.
+
+        Keys are those of the process itself, or of a `source` in its ring.
+        """
+        ring = self.lane.ring
+        if ring.size == 1 and self.documents is None and not window:
             return None
-        place = torch.arange(self.positions.shape[1], device=self.positions.device)
-        behind = place[:, None] - place[None, :]
+        mine = self.lane
+        theirs = mine if source is None else replace(mine, ring=replace(ring, rank=source))
+        place = torch.arange(self.length, device=self.positions.device)[None]
+        behind = mine.inside(place)[:, None, :, None] - theirs.inside(place)[:, None, None, :]
         seen = behind >= 0
         if window:
             seen = seen & (behind < window)
-        seen = seen[None, None]
         if self.documents is not None:
-            seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+            own, other = mine.inside(self.documents), theirs.inside(self.documents)
+            seen = seen & (own[:, None, :, None] == other[:, None, None, :])
         return seen

@@ -27,7 +27,7 @@ _MODULES: dict[type, Callable[[Any, Numerics], nn.Module]] = {
 
 
 class Embedding(nn.Module):
-    """Tokens, and learned positions where a model has them."""
+    """Tokens, and learned positions where a model has them; the table may hold a part of the vocabulary."""
 
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
@@ -35,8 +35,14 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(numerics.positions, numerics.hidden) if numerics.positions else None
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        found: Tensor = self.tokens(tokens)
-        return found + self.positions(context.positions) if self.positions is not None else found
+        lane, table = context.lane, self.tokens.weight
+        at = tokens - lane.tp.rank * len(table)
+        mine = (at >= 0) & (at < len(table))
+        found = lane.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
+        if self.positions is None:
+            return found
+        places = context.positions
+        return found + self.positions(places.chunk(lane.tp.size, dim=1)[lane.tp.rank] if lane.sp else places)
 
 
 class FinalNorm(nn.Module):
@@ -52,7 +58,7 @@ class FinalNorm(nn.Module):
 
 
 class Head(nn.Module):
-    """To the vocabulary."""
+    """To the vocabulary, or a part of it."""
 
     weight: Tensor
 
@@ -61,7 +67,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(numerics.vocab, numerics.hidden))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return functional.linear(x, self.weight)
+        return functional.linear(context.lane.enter(x), self.weight)
 
 
 class Decoder(nn.Module):

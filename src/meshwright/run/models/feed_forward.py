@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from meshwright.model.feed_forward import Mlp
 from meshwright.run.models.context import Context
+from meshwright.run.models.linear import Row
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics
 
@@ -26,10 +27,11 @@ class FeedForward(nn.Module):
         self.shape, self.activation = shape, numerics.activation
         self.norm = norm(shape.norm, shape.hidden, numerics)
         self.up = nn.Linear(shape.hidden, shape.width * (2 if shape.gated else 1), bias=shape.bias)
-        self.down = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
+        self.down = Row(shape.width, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return x + self.down(inner(self.up(self.norm(x)), self.activation, gated=self.shape.gated))
+        h = self.up(context.lane.enter(self.norm(x)))
+        return x + self.down(inner(h, self.activation, gated=self.shape.gated), context.lane)
 
 
 def inner(x: Tensor, activation: str, *, gated: bool) -> Tensor:

@@ -1,0 +1,70 @@
+"""(model, plan, process) -> the parallel model, in one readable order.
+
+What a plan asks for and this cannot run yet is refused by name before anything is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.errors import InputError
+from meshwright.model import Model
+from meshwright.plan import Plan, Span
+from meshwright.run.lane import ONE, Lane
+from meshwright.run.loss import next_tokens, token_losses
+from meshwright.run.models import Context, Decoder, build
+from meshwright.run.tensor_parallel import cut, partial
+
+
+@dataclass
+class Parallel:
+    """The part of a model that one process trains."""
+
+    decoder: Decoder
+    lane: Lane
+
+    def loss(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """The sum over the own tokens of whole samples of (batch, sequence), of which `own_samples` are given."""
+        context = Context.of(tokens, documents, self.lane)
+        logits = self.decoder(self.lane.own(tokens), context)
+        return token_losses(logits, self.lane.own(next_tokens(tokens, documents)), self.lane.tp).sum()
+
+    def own_samples(self, batch: Tensor) -> Tensor:
+        """The samples of a micro-batch that this process' replica takes."""
+        return batch.chunk(self.lane.dp.size)[self.lane.dp.rank]
+
+    def sum_gradients(self) -> None:
+        """Over all that hold the same parameters and saw other heads, tokens or samples."""
+        for weight in partial(self.decoder, self.lane):
+            dist.all_reduce(weight.grad, group=self.lane.tp.group)
+        for weight in self.decoder.parameters() if self.lane.replicas.size > 1 else []:
+            dist.all_reduce(weight.grad, group=self.lane.replicas.group)
+
+
+def apply(model: Model, plan: Plan, *, seed: int = 0) -> Parallel:
+    """Build what this process runs of a plan; fresh weights are the same under every plan.
+
+    Every process of the plan calls it.
+    """
+    span, ranks = _only_span(plan)
+    lane = Lane.of(span, ranks) if len(ranks) > 1 else ONE
+    decoder = build(model, seed=seed)
+    cut(decoder, lane)
+    return Parallel(decoder, lane)
+
+
+def _only_span(plan: Plan) -> tuple[Span, tuple[int, ...]]:
+    """Of a plan of one stage whose layers are all run alike."""
+    if len(plan.pipelines) > 1 or len(plan.pipelines[0].stages) > 1:
+        raise InputError("pipelines cannot be run yet", field="pp", valid="1")
+    stage = plan.pipelines[0].stages[0]
+    if len(stage.spans) > 1:
+        raise InputError("spans of different strategies cannot be run yet", field="spans", valid="one span")
+    span = stage.spans[0]
+    for name, usual in (("zero", 0), ("ep", 1), ("etp", 1), ("recompute", "none"), ("swap", None), ("shares", ())):
+        if getattr(span, name) != usual:
+            raise InputError(f"{getattr(span, name)} cannot be run yet", field=name, valid=str(usual))
+    return span, stage.ranks

@@ -1,0 +1,69 @@
+"""Attention over tokens that several processes hold: Ulysses, ring, or both (USP)."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.run.collectives import exchanged, shifted
+from meshwright.run.models.context import Context
+
+_NEVER = -1e30  # a score that is not seen: finite, so that gradients stay numbers where a whole row is masked
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None) -> Tensor:
+    """Causal attention of (batch, own tokens, head, dim), heads of keys and values shared by several of queries.
+
+    Ulysses (Jacobs et al., 2023) trades tokens for heads before and after it; in a ring (Liu et al., 2023) keys and
+    values travel.
+    """
+    line = context.lane.ulysses
+    if line.size > 1:
+        k, v = (_enough(part, line.size) for part in (k, v))
+        q, k, v = (exchanged(part, line, 2, 1) for part in (q, k, v))
+    found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
+    return exchanged(found, line, 1, 2)
+
+
+def _enough(x: Tensor, members: int) -> Tensor:
+    """Heads are repeated where there are fewer than members."""
+    return x.repeat_interleave(members // gcd(members, x.shape[2]), dim=2)
+
+
+def _whole(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    mask, shared = context.mask(window), q.shape[2] != k.shape[2]
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    found = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+    )
+    return found.transpose(1, 2)
+
+
+def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
+    line = context.lane.ring
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q = q * scale
+    found, weight = _block(q, k, v, context.mask(window, line.rank))
+    for step in range(1, line.size):
+        k, v = shifted(k, line), shifted(v, line)
+        more, other = _block(q, k, v, context.mask(window, (line.rank - step) % line.size))
+        total = torch.logaddexp(weight, other)
+        found = found * (weight - total).exp() + more * (other - total).exp()
+        weight = total
+    return found.transpose(1, 2).to(v.dtype)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(batch, head, query, dim) of one block of keys in float32, and the logarithm of its softmax's sum."""
+    repeats = q.shape[2] // k.shape[2]
+    q, k, v = (part.transpose(1, 2).float() for part in (q, k, v))
+    k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
+    scores = q @ k.transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, _NEVER)
+    weight = scores.logsumexp(dim=-1, keepdim=True)
+    return (scores - weight).exp() @ v, weight

@@ -1,0 +1,71 @@
+"""Processes that stay alive between tests: forked from this one, torch imported, one group of them per world size."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SECONDS = 60.0  # that a piece of work may take
+
+
+class Pool:
+    """A world of gloo processes with one thread each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("fork")
+        store = Path(self._folder.name) / "store"
+        self._ends: list[Connection] = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_work, args=(rank, size, str(store), there), daemon=True)
+            process.start()
+            self._ends.append(here)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function of a module returns in every process, by rank; a failure names the rank."""
+        for end in self._ends:
+            end.send((function, arguments))
+        found = []
+        for rank, end in enumerate(self._ends):
+            if not end.poll(_SECONDS):
+                raise TimeoutError(f"rank {rank} of {self.size} did not answer in {_SECONDS} s")
+            ok, value = end.recv()
+            if not ok:
+                pool.cache_clear()  # the others may wait for it for ever
+                raise AssertionError(f"rank {rank} of {self.size}:\n{value}")
+            found.append(value)
+        return found
+
+
+@cache
+def pool(size: int) -> Pool:
+    """The pool of a world size."""
+    return Pool(size)
+
+
+def _work(rank: int, size: int, store: str, end: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=_SECONDS)
+    )
+    while True:
+        try:
+            function, arguments = end.recv()
+        except EOFError:
+            return
+        try:
+            end.send((True, function(*arguments)))
+        except BaseException:
+            end.send((False, traceback.format_exc()))

@@ -1,0 +1,113 @@
+"""Any plan trains to the losses and gradients of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import meshwright as mw
+from meshwright.errors import InputError
+from meshwright.run.apply import Parallel, apply
+from meshwright.run.lane import ONE
+from meshwright.run.models import build
+from meshwright.run.tensor_parallel import cut
+from tests.run.families import CONFIGS
+from tests.run.pool import pool
+
+STEPS, BATCH, LENGTH = 3, 4, 32
+PLANS = {
+    "dp=2": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
+    "tp=2,sp=false": ("llama", "gpt2", "qwen3", "llama-tied", "mistral"),
+    "tp=2,sp=true": ("llama", "gpt2", "qwen3", "llama-tied", "qwen2"),
+    "ulysses=2": ("llama", "gpt2", "mistral", "qwen3-moe", "deepseek-v3"),
+    "ring=2": ("llama", "gpt2", "mistral", "qwen3-moe", "deepseek-v3"),
+    "dp=2,tp=2,sp=false": ("llama", "gpt2"),
+    "dp=2,tp=2,sp=true,order=dp-tp-ulysses-ring": ("llama",),
+    "ulysses=2,ring=2": ("llama", "qwen3", "mixtral"),
+    "tp=2,sp=true,ring=2": ("llama", "gpt2", "qwen3"),
+    "ulysses=4": ("llama",),
+    "ring=4": ("llama", "mistral"),
+    "dp=2,ulysses=2": ("qwen2-moe",),
+    "dp=2,tp=2,sp=true,ulysses=2": ("gpt2",),
+}
+
+
+def batches(packed: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    stream = torch.Generator().manual_seed(5)
+    found = []
+    for _ in range(STEPS):
+        tokens = torch.randint(0, 64, (BATCH, LENGTH), generator=stream)
+        ends = torch.rand((BATCH, LENGTH), generator=stream) < 0.15
+        found.append((tokens, ends.cumsum(dim=1) if packed else None))
+    return found
+
+
+def trained(part: Parallel, packed: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of some steps, and the gradients of the last one."""
+    optimizer = torch.optim.AdamW(part.decoder.parameters(), lr=1e-3)
+    losses = []
+    for tokens, documents in batches(packed):
+        optimizer.zero_grad()
+        mine = None if documents is None else part.own_samples(documents)
+        loss = part.loss(part.own_samples(tokens), mine) / tokens.numel()
+        loss.backward()
+        part.sum_gradients()
+        total = loss.detach().clone()
+        if part.lane.replicas.size > 1:
+            dist.all_reduce(total, group=part.lane.replicas.group)
+        losses.append(float(total))
+        optimizer.step()
+    return losses, {name: weight.grad for name, weight in part.decoder.named_parameters()}
+
+
+def plan_of(text: str, config: dict[str, Any]) -> tuple[mw.Model, mw.Plan]:
+    model = mw.Model.from_config(config)
+    table: dict[str, Any] = {}
+    for name, value in (item.split("=") for item in text.split(",")):
+        table[name] = (
+            value.split("-") if name == "order" else value == "true" if value in ("true", "false") else int(value)
+        )
+    degrees = [table.get(name, 1) for name in ("dp", "tp", "ulysses", "ring")]
+    world = int(torch.tensor(degrees).prod())
+    job = mw.Job(model, mw.Cluster.preset(f"{world}xh100"), global_batch=BATCH, seq_len=LENGTH, precision="fp32")
+    return model, mw.Plan.of({"micro_batches": 1, "zero": 0, **table}, job)
+
+
+def on_a_rank(text: str, config: dict[str, Any], packed: bool) -> tuple[list[float], list[float], dict[str, float]]:
+    """Losses under a plan and of one process, and how far off the gradients are, as a part of the largest."""
+    model, plan = plan_of(text, config)
+    expected, whole = trained(Parallel(build(model, seed=7), ONE), packed)
+    part = apply(model, plan, seed=7)
+    losses, gradients = trained(part, packed)
+    pieces = build(model)  # the whole gradients, cut as the weights are
+    with torch.no_grad():
+        for name, weight in pieces.named_parameters():
+            weight.copy_(whole[name])
+    cut(pieces, part.lane)
+    errors = {}
+    for name, piece in pieces.named_parameters():
+        assert piece.shape == gradients[name].shape
+        errors[name] = float((gradients[name] - piece.detach()).abs().max() / whole[name].abs().max().clamp(min=1e-8))
+    return losses, expected, errors
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(("text", "name"), [(text, name) for text, names in PLANS.items() for name in names])
+def test_losses_and_gradients_of_one_process(text: str, name: str, packed: bool) -> None:
+    _, plan = plan_of(text, CONFIGS[name])
+    world = plan.pipelines[0].stages[0].spans[0].devices
+    for losses, expected, errors in pool(world).run(on_a_rank, text, CONFIGS[name], packed):
+        assert losses == pytest.approx(expected, rel=1e-4)
+        assert len(set(losses)) == STEPS
+        assert {key: error for key, error in errors.items() if error > 1e-4} == {}
+
+
+def test_what_cannot_be_run_yet_is_refused_by_name() -> None:
+    model, _ = plan_of("dp=2", CONFIGS["llama"])
+    job = mw.Job(model, mw.Cluster.preset("2xh100"), global_batch=BATCH, seq_len=LENGTH)
+    for table, field in (({"pp": 2}, "pp"), ({"zero": 1, "dp": 2}, "zero")):
+        with pytest.raises(InputError, match=f"{field}: .*cannot be run yet"):
+            apply(model, mw.Plan.of({"micro_batches": 2, **table}, job))
