@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import meshwright as mw
 from meshwright.errors import InputError
@@ -17,7 +18,7 @@ from meshwright.run.tensor_parallel import cut
 from tests.run.families import CONFIGS
 from tests.run.pool import pool
 
-STEPS, BATCH, LENGTH = 3, 4, 32
+STEPS, BATCH, LENGTH, MICRO_BATCHES = 3, 4, 32, 2
 PLANS = {
     "dp=2": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
     "tp=2,sp=false": ("llama", "gpt2", "qwen3", "llama-tied", "mistral"),
@@ -32,6 +33,14 @@ PLANS = {
     "ring=4": ("llama", "mistral"),
     "dp=2,ulysses=2": ("qwen2-moe",),
     "dp=2,tp=2,sp=true,ulysses=2": ("gpt2",),
+    "dp=2,zero=1": ("llama", "gpt2", "mixtral"),
+    "dp=2,zero=2": ("llama", "deepseek-v3"),
+    "dp=2,zero=3": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
+    "ulysses=2,zero=3": ("qwen3",),
+    "dp=2,ring=2,zero=2": ("llama",),
+    "dp=2,tp=2,sp=true,zero=3": ("llama", "gpt2", "qwen3"),
+    "dp=2,tp=2,sp=false,zero=1": ("llama-tied",),
+    "dp=2,ulysses=2,ring=2,zero=3": ("llama",),
 }
 
 
@@ -45,22 +54,32 @@ def batches(packed: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     return found
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def trained(part: Parallel, packed: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of some steps, and the gradients of the last one."""
     optimizer = torch.optim.AdamW(part.decoder.parameters(), lr=1e-3)
     losses = []
     for tokens, documents in batches(packed):
         optimizer.zero_grad()
-        mine = None if documents is None else part.own_samples(documents)
-        loss = part.loss(part.own_samples(tokens), mine) / tokens.numel()
-        loss.backward()
+        total = torch.zeros(())
+        for i in range(MICRO_BATCHES):
+            some, which = (
+                None if one is None else part.own_samples(one.chunk(MICRO_BATCHES)[i]) for one in (tokens, documents)
+            )
+            part.before(last=i + 1 == MICRO_BATCHES)
+            loss = part.loss(some, which) / tokens.numel()
+            loss.backward()
+            total += loss.detach()
         part.sum_gradients()
-        total = loss.detach().clone()
         if part.lane.replicas.size > 1:
             dist.all_reduce(total, group=part.lane.replicas.group)
         losses.append(float(total))
         optimizer.step()
-    return losses, {name: weight.grad for name, weight in part.decoder.named_parameters()}
+    return losses, {name: whole(weight.grad) for name, weight in part.decoder.named_parameters()}
 
 
 def plan_of(text: str, config: dict[str, Any]) -> tuple[mw.Model, mw.Plan]:
@@ -73,24 +92,26 @@ def plan_of(text: str, config: dict[str, Any]) -> tuple[mw.Model, mw.Plan]:
     degrees = [table.get(name, 1) for name in ("dp", "tp", "ulysses", "ring")]
     world = int(torch.tensor(degrees).prod())
     job = mw.Job(model, mw.Cluster.preset(f"{world}xh100"), global_batch=BATCH, seq_len=LENGTH, precision="fp32")
-    return model, mw.Plan.of({"micro_batches": 1, "zero": 0, **table}, job)
+    return model, mw.Plan.of({"micro_batches": MICRO_BATCHES, "zero": 0, **table}, job)
 
 
 def on_a_rank(text: str, config: dict[str, Any], packed: bool) -> tuple[list[float], list[float], dict[str, float]]:
     """Losses under a plan and of one process, and how far off the gradients are, as a part of the largest."""
     model, plan = plan_of(text, config)
-    expected, whole = trained(Parallel(build(model, seed=7), ONE), packed)
+    expected, reference = trained(Parallel(build(model, seed=7), ONE), packed)
     part = apply(model, plan, seed=7)
     losses, gradients = trained(part, packed)
     pieces = build(model)  # the whole gradients, cut as the weights are
     with torch.no_grad():
         for name, weight in pieces.named_parameters():
-            weight.copy_(whole[name])
+            weight.copy_(reference[name])
     cut(pieces, part.lane)
     errors = {}
     for name, piece in pieces.named_parameters():
         assert piece.shape == gradients[name].shape
-        errors[name] = float((gradients[name] - piece.detach()).abs().max() / whole[name].abs().max().clamp(min=1e-8))
+        errors[name] = float(
+            (gradients[name] - piece.detach()).abs().max() / reference[name].abs().max().clamp(min=1e-8)
+        )
     return losses, expected, errors
 
 
@@ -108,6 +129,6 @@ def test_losses_and_gradients_of_one_process(text: str, name: str, packed: bool)
 def test_what_cannot_be_run_yet_is_refused_by_name() -> None:
     model, _ = plan_of("dp=2", CONFIGS["llama"])
     job = mw.Job(model, mw.Cluster.preset("2xh100"), global_batch=BATCH, seq_len=LENGTH)
-    for table, field in (({"pp": 2}, "pp"), ({"zero": 1, "dp": 2}, "zero")):
+    for table, field in (({"pp": 2}, "pp"), ({"recompute": "full", "dp": 2}, "recompute")):
         with pytest.raises(InputError, match=f"{field}: .*cannot be run yet"):
             apply(model, mw.Plan.of({"micro_batches": 2, **table}, job))

@@ -16,6 +16,7 @@ from meshwright.plan import Plan, Span
 from meshwright.run.lane import ONE, Lane
 from meshwright.run.loss import next_tokens, token_losses
 from meshwright.run.models import Context, Decoder, build
+from meshwright.run.sharding import last_micro_batch, local, shard
 from meshwright.run.tensor_parallel import cut, partial
 
 
@@ -25,6 +26,7 @@ class Parallel:
 
     decoder: Decoder
     lane: Lane
+    zero: int = 0  # level at which the replicas shard states
 
     def loss(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """The sum over the own tokens of whole samples of (batch, sequence), of which `own_samples` are given."""
@@ -39,9 +41,14 @@ class Parallel:
     def sum_gradients(self) -> None:
         """Over all that hold the same parameters and saw other heads, tokens or samples."""
         for weight in partial(self.decoder, self.lane):
-            dist.all_reduce(weight.grad, group=self.lane.tp.group)
-        for weight in self.decoder.parameters() if self.lane.replicas.size > 1 else []:
+            dist.all_reduce(local(weight.grad), group=self.lane.tp.group)
+        for weight in self.decoder.parameters() if self.lane.replicas.size > 1 and not self.zero else []:
             dist.all_reduce(weight.grad, group=self.lane.replicas.group)
+
+    def before(self, *, last: bool) -> None:
+        """Tell it whether the next micro-batch is the last of a step."""
+        if self.zero:
+            last_micro_batch(self.decoder, self.zero, last=last)
 
 
 def apply(model: Model, plan: Plan, *, seed: int = 0) -> Parallel:
@@ -53,7 +60,10 @@ def apply(model: Model, plan: Plan, *, seed: int = 0) -> Parallel:
     lane = Lane.of(span, ranks) if len(ranks) > 1 else ONE
     decoder = build(model, seed=seed)
     cut(decoder, lane)
-    return Parallel(decoder, lane)
+    zero = span.zero if lane.replicas.size > 1 else 0
+    if zero:
+        shard(decoder, lane.replicas, zero, "cpu")
+    return Parallel(decoder, lane, zero)
 
 
 def _only_span(plan: Plan) -> tuple[Span, tuple[int, ...]]:
@@ -64,7 +74,14 @@ def _only_span(plan: Plan) -> tuple[Span, tuple[int, ...]]:
     if len(stage.spans) > 1:
         raise InputError("spans of different strategies cannot be run yet", field="spans", valid="one span")
     span = stage.spans[0]
-    for name, usual in (("zero", 0), ("ep", 1), ("etp", 1), ("recompute", "none"), ("swap", None), ("shares", ())):
+    for name, usual in (
+        ("zero_group", 0),
+        ("ep", 1),
+        ("etp", 1),
+        ("recompute", "none"),
+        ("swap", None),
+        ("shares", ()),
+    ):
         if getattr(span, name) != usual:
             raise InputError(f"{getattr(span, name)} cannot be run yet", field=name, valid=str(usual))
     return span, stage.ranks
