@@ -42,8 +42,11 @@ class Parallel:
         """Over all that hold the same parameters and saw other heads, tokens or samples."""
         for weight in partial(self.decoder, self.lane):
             dist.all_reduce(local(weight.grad), group=self.lane.tp.group)
-        for weight in self.decoder.parameters() if self.lane.replicas.size > 1 and not self.zero else []:
-            dist.all_reduce(weight.grad, group=self.lane.replicas.group)
+        experts = {id(weight) for weight in self.decoder.experts()}
+        for weight in self.decoder.parameters() if not self.zero else []:
+            line = self.lane.expert_replicas if id(weight) in experts else self.lane.replicas
+            if line.size > 1:
+                dist.all_reduce(weight.grad, group=line.group)
 
     def before(self, *, last: bool) -> None:
         """Tell it whether the next micro-batch is the last of a step."""
@@ -62,7 +65,7 @@ def apply(model: Model, plan: Plan, *, seed: int = 0) -> Parallel:
     cut(decoder, lane)
     zero = span.zero if lane.replicas.size > 1 else 0
     if zero:
-        shard(decoder, lane.replicas, zero, "cpu")
+        shard(decoder, lane, zero, "cpu")
     return Parallel(decoder, lane, zero)
 
 
@@ -76,8 +79,6 @@ def _only_span(plan: Plan) -> tuple[Span, tuple[int, ...]]:
     span = stage.spans[0]
     for name, usual in (
         ("zero_group", 0),
-        ("ep", 1),
-        ("etp", 1),
         ("recompute", "none"),
         ("swap", None),
         ("shares", ()),

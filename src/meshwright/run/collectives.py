@@ -114,3 +114,34 @@ def exchanged(x: Tensor, line: Line, cut: int, join: int) -> Tensor:
 def shifted(x: Tensor, line: Line) -> Tensor:
     """What the member before has, in a ring."""
     return x if line.size == 1 else _Pair.apply(x, lambda t: _shifted(t, line, 1), lambda g: _shifted(g, line, -1))
+
+
+def parted(x: Tensor, line: Line, dim: int) -> Tensor:
+    """The own piece of what all members have alike; all get the whole gradient."""
+    if line.size == 1:
+        return x
+    return _Pair.apply(x, lambda t: _piece(t, line, dim), lambda g: _gathered(g, line, dim))
+
+
+def joined(x: Tensor, line: Line, dim: int) -> Tensor:
+    """All pieces, which all members then have alike: of a gradient that is the same everywhere each takes its piece."""
+    if line.size == 1:
+        return x
+    return _Pair.apply(x, lambda t: _gathered(t, line, dim), lambda g: _piece(g, line, dim))
+
+
+def _piece(x: Tensor, line: Line, dim: int) -> Tensor:
+    return x.chunk(line.size, dim=dim)[line.rank].contiguous()
+
+
+def dispatched(x: Tensor, line: Line, sent: list[int], received: list[int]) -> Tensor:
+    """Rows to every member, so many each; what they send, one below the other."""
+    if line.size == 1:
+        return x
+
+    def there(t: Tensor, out: list[int], back: list[int]) -> Tensor:
+        found = t.new_empty(sum(back), *t.shape[1:])
+        dist.all_to_all_single(found, t.contiguous(), back, out, group=line.group)
+        return found
+
+    return _Pair.apply(x, lambda t: there(t, sent, received), lambda g: there(g, received, sent))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.plan.strategy import Axis, Strategy
+from meshwright.plan.strategy import Strategy
 from meshwright.run.collectives import ALONE, Line, copied, gathered, scattered, summed
 
 
@@ -21,28 +22,22 @@ class Lane:
     ring: Line = ALONE
     dp: Line = ALONE
     replicas: Line = ALONE  # that hold the same parameters and see other tokens
+    ep: Line = ALONE  # experts fold over the same processes: etp over adjacent ones, then ep, then their replicas
+    etp: Line = ALONE
+    expert_replicas: Line = ALONE
     sp: bool = False
 
     @staticmethod
     def of(strategy: Strategy, ranks: tuple[int, ...]) -> Lane:
         """Every process of the world calls this for every span, in the same order."""
-        sizes = [getattr(strategy, axis) for axis in strategy.order]
         # Axes lie in `order` from adjacent devices outwards, so that the last is the first dimension.
-        grid = torch.tensor(ranks).reshape(sizes[::-1])
         names = list(strategy.order)[::-1]
-
-        def line(*axes: Axis) -> Line:
-            kept = [names.index(axis) for axis in axes]
-            rest = [i for i in range(len(names)) if i not in kept]
-            size = int(torch.tensor([grid.shape[i] for i in kept]).prod())
-            every = grid.permute(*rest, *kept).reshape(-1, size).tolist()
-            mine = next((row for row in every if dist.get_rank() in row), None)
-            if size == 1:
-                return ALONE
-            group, _ = dist.new_subgroups_by_enumeration(every)
-            return Line(size, mine.index(dist.get_rank()), group) if mine else Line(size)
-
-        return Lane(line("tp"), line("ulysses"), line("ring"), line("dp"), line("dp", "ring", "ulysses"), strategy.sp)
+        grid = torch.tensor(ranks).reshape([getattr(strategy, axis) for axis in names])
+        folded = torch.tensor(ranks).reshape(-1, strategy.ep, strategy.etp)
+        tp, ulysses, ring, dp = (_line(grid, [names.index(axis)]) for axis in ("tp", "ulysses", "ring", "dp"))
+        replicas = _line(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")])
+        others, ep, etp = (_line(folded, [dim]) for dim in range(3))
+        return Lane(tp, ulysses, ring, dp, replicas, ep, etp, others, strategy.sp)
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
@@ -66,6 +61,18 @@ class Lane:
     def inside(self, x: Tensor, dim: int = 1) -> Tensor:
         """The part that attention sees after Ulysses' exchange."""
         return Lane(ring=self.ring).own(x, dim)
+
+
+def _line(grid: Tensor, kept: list[int]) -> Line:
+    """The processes that differ from this one in some dimensions of a grid only."""
+    size = prod(grid.shape[i] for i in kept)
+    if size == 1:
+        return ALONE
+    rest = [i for i in range(grid.dim()) if i not in kept]
+    every = grid.permute(*rest, *kept).reshape(-1, size).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(every)
+    mine: list[int] = next((row for row in every if dist.get_rank() in row), [])
+    return Line(size, mine.index(dist.get_rank()) if mine else 0, group)
 
 
 ONE = Lane()  # no cut at all

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from meshwright.run.collectives import Line
+from meshwright.run.lane import Lane
 from meshwright.run.models import Decoder
+from meshwright.run.models.mixture import Mixture
 
 
-def shard(decoder: Decoder, replicas: Line, zero: int, device: str) -> None:
-    """Every layer of a block on its own; what stands before and after the blocks together, where weights may be tied."""
-    mesh = DeviceMesh.from_group(replicas.group, device)
+def shard(decoder: Decoder, lane: Lane, zero: int, device: str) -> None:
+    """Every layer of a block on its own, its experts over their own replicas; what stands before and after the blocks
+    together, where weights may be tied."""
+    whole = DeviceMesh.from_group(lane.replicas.group, device)
     own = [decoder.layer(name) for name in decoder.names if name.startswith("block.")]
-    for module in (*own, decoder):
-        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
+    parts: list[tuple[nn.Module, DeviceMesh]] = [(module, whole) for module in (*own, decoder)]
+    mixtures = [module.experts for module in own if isinstance(module, Mixture)]
+    if mixtures and lane.expert_replicas.size > 1:
+        mesh = DeviceMesh.from_group(lane.expert_replicas.group, device)
+        parts = [(experts, mesh) for experts in mixtures] + parts
+    alone = set(decoder.experts()) if lane.expert_replicas.size == 1 else set()  # nobody else has them
+    for module, mesh in parts:
+        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, ignored_params=alone)
     for module in sharded(decoder):  # losses are sums already divided by all tokens: gradients add up
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)

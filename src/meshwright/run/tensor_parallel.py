@@ -5,7 +5,7 @@ Cuts are those that the cost model counts: columns of what enters a layer, rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,18 @@ from meshwright.run.lane import Lane
 from meshwright.run.models.attention import GroupedAttention
 from meshwright.run.models.decoder import Decoder, Embedding, FinalNorm, Head
 from meshwright.run.models.feed_forward import FeedForward
+from meshwright.run.models.mixture import Mixture
 
 
 def cut(decoder: Decoder, lane: Lane) -> None:
     """Keep this member's part of every layer."""
-    for name in decoder.names if lane.tp.size > 1 else []:
+    for name in decoder.names:
         module = decoder.layer(name)
-        if isinstance(module, GroupedAttention):
+        if isinstance(module, Mixture):
+            _cut_mixture(module, lane, name)
+        elif lane.tp.size == 1:
+            continue
+        elif isinstance(module, GroupedAttention):
             _cut_attention(module, lane.tp, name)
         elif isinstance(module, FeedForward):
             _cut_rows(module.up, lane.tp, [module.shape.width] * (2 if module.shape.gated else 1), name)
@@ -35,6 +40,21 @@ def cut(decoder: Decoder, lane: Lane) -> None:
             raise InputError(f"{name} cannot be cut by tensor parallelism yet", field="tp", valid="1")
     if decoder.tied:
         decoder.layer("head").weight = decoder.layer("embed").tokens.weight
+
+
+def _cut_mixture(module: Mixture, lane: Lane, name: str) -> None:
+    """Some of the experts, and of each some of its width; of the shared ones as of a dense layer."""
+    width, own = module.shape.width, module.experts
+    if module.shape.experts % lane.ep.size or width % lane.etp.size:
+        raise InputError(f"{module.shape.experts} experts of width {width} in {name} do not divide", field="ep, etp")
+    ups = [part.chunk(lane.etp.size, dim=1)[lane.etp.rank] for part in own.up.split(width, dim=1)]
+    down = own.down.chunk(lane.etp.size, dim=2)[lane.etp.rank]
+    for kind, weight in (("up", torch.cat(ups, dim=1)), ("down", down)):
+        mine = weight.chunk(lane.ep.size)[lane.ep.rank]
+        setattr(own, kind, nn.Parameter(mine.detach().clone()))
+    if module.shape.shared_width and lane.tp.size > 1:
+        _cut_rows(module.shared_up, lane.tp, [module.shape.shared_width] * 2, name)
+        _cut_columns(module.shared_down, lane.tp)
 
 
 def _cut_attention(module: GroupedAttention, line: Line, name: str) -> None:
@@ -65,11 +85,14 @@ def partial(decoder: Decoder, lane: Lane) -> Iterator[Tensor]:
     """Parameters that every member holds whole but sees only some heads or tokens of: gradients are summed."""
     for name in decoder.names if lane.tp.size > 1 else []:
         module = decoder.layer(name)
-        found: Iterable[nn.Module | Tensor | None] = ()
+        found: list[nn.Module | Tensor | None] = []
         if isinstance(module, GroupedAttention):
             found = [module.q_norm, module.k_norm, *([module.norm, module.proj.bias] if lane.sp else [])]
         elif lane.sp and isinstance(module, FeedForward):
             found = [module.norm, module.down.bias]
+        elif isinstance(module, Mixture):
+            found = [module.router, getattr(module, "descend", None), getattr(module, "ascend", None)]
+            found += [module.norm, getattr(module, "shared_gate", None)] if lane.sp else []
         elif lane.sp and isinstance(module, Embedding):
             found = [module.positions]
         elif lane.sp and isinstance(module, FinalNorm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,12 @@ class Decoder(nn.Module):
     def layer(self, name: str) -> Any:
         """The module of a layer."""
         return self.layers[_key(name)]
+
+    def experts(self) -> Iterator[Tensor]:
+        """Parameters of routed experts, which other processes hold alike than those of all else."""
+        for name in self.names:
+            if isinstance(self.layer(name), Mixture):
+                yield from self.layer(name).experts.parameters()
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Tokens, or what the layer before hands on -> logits, or what the next layer takes."""

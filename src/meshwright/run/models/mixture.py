@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.model.feed_forward import Moe
+from meshwright.run.collectives import ALONE, dispatched, gathered, joined, parted, scattered
+from meshwright.run.lane import Lane
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import inner
+from meshwright.run.models.linear import Row
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, Routing
 
@@ -84,28 +88,55 @@ class Mixture(nn.Module):
             self.ascend = nn.Linear(shape.inner, shape.hidden, bias=False)
         if shape.shared_width:
             self.shared_up = nn.Linear(shape.hidden, 2 * shape.shared_width, bias=False)
-            self.shared_down = nn.Linear(shape.shared_width, shape.hidden, bias=False)
+            self.shared_down = Row(shape.shared_width, shape.hidden, bias=False)
         if shape.shared_gate:
             self.shared_gate = nn.Linear(shape.hidden, 1, bias=False)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        h = self.norm(x).flatten(0, 1)
+        lane, normed = context.lane, self.norm(x)
+        # Where all members of a tensor-parallel line have the same tokens, each routes some of them.
+        once = lane.tp if not lane.sp else ALONE
+        h = parted(normed.flatten(0, 1), once, 0)
         weights, experts, _ = self.router(h)
-        found = self._routed(self.descend(h) if self.shape.bottleneck else h, weights, experts)
+        found = self._routed(self.descend(h) if self.shape.bottleneck else h, weights, experts, lane)
         if self.shape.bottleneck:
             found = self.ascend(found)
-        if self.shape.shared_width:
-            found = found + self._shared(h)
-        return x + found.view_as(x)
+        x = x + joined(found, once, 0).view_as(x)
+        return x + self._shared(normed, lane) if self.shape.shared_width else x
 
-    def _routed(self, h: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Rows in the order of the experts, through them, and back."""
+    def _routed(self, h: Tensor, weights: Tensor, experts: Tensor, lane: Lane) -> Tensor:
+        """Rows to the processes that have their experts, through them, and back.
+
+        Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
+        """
+        h, weights = (gathered(part, lane.etp, 0) for part in (h, weights))
+        experts = gathered(experts, lane.etp, 0)
         order = experts.flatten().argsort(stable=True)
         token = order // self.shape.top_k
         counts = torch.bincount(experts.flatten(), minlength=self.shape.experts)
-        rows = self.experts(h[token], counts) * weights.flatten()[order, None]
-        return torch.zeros_like(h).index_add(0, token, rows)
+        rows = self._elsewhere(h[token], counts, lane) * weights.flatten()[order, None]
+        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)
 
-    def _shared(self, h: Tensor) -> Tensor:
-        found: Tensor = self.shared_down(inner(self.shared_up(h), self.experts.activation, gated=True))
-        return found * self.shared_gate(h).sigmoid() if self.shape.shared_gate else found
+    def _elsewhere(self, rows: Tensor, counts: Tensor, lane: Lane) -> Tensor:
+        """Rows in the order of all experts, so many for each, through them wherever they are."""
+        if lane.ep.size == 1:
+            found: Tensor = self.experts(rows, counts)
+            return found
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=lane.ep.group)
+        theirs = theirs.view(lane.ep.size, -1)  # (member, own expert): rows that it sends
+        sent, received = counts.view(lane.ep.size, -1).sum(dim=1).tolist(), theirs.sum(dim=1).tolist()
+        arrived = dispatched(rows, lane.ep, sent, received)
+        # They arrive by member; experts want them by expert.
+        expert = (
+            torch.arange(theirs.shape[1], device=rows.device).repeat(lane.ep.size).repeat_interleave(theirs.flatten())
+        )
+        order = expert.argsort(stable=True)
+        done = self.experts(arrived[order], theirs.sum(dim=0))
+        return dispatched(done[order.argsort()], lane.ep, received, sent)
+
+    def _shared(self, normed: Tensor, lane: Lane) -> Tensor:
+        """Of all tokens; under tensor parallelism its width is cut as that of a dense layer."""
+        wide = inner(self.shared_up(lane.enter(normed)), self.experts.activation, gated=True)
+        found: Tensor = self.shared_down(wide, lane)
+        return found * self.shared_gate(normed).sigmoid() if self.shape.shared_gate else found
