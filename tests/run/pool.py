@@ -1,4 +1,7 @@
-"""Processes that stay alive between tests: forked from this one, torch imported, one group of them per world size."""
+"""Processes that stay alive between tests, one group of them per world size.
+
+They are forked from a server that has imported torch and done nothing with it: autograd's threads do not survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class Pool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["meshwright.run.apply", "tests.run.pool"])
         store = Path(self._folder.name) / "store"
         self._ends: list[Connection] = []
         for rank in range(size):
