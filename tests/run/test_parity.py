@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.apply import Parallel, apply
-from meshwright.run.lane import ONE
+from meshwright.run.lane import ONE, Groups
 from meshwright.run.models import build
 from meshwright.run.tensor_parallel import cut
 from tests.run.families import CONFIGS
 from tests.run.pool import pool
 
+GROUPS: Groups = {}  # of a process of a pool
 STEPS, BATCH, LENGTH, MICRO_BATCHES = 3, 8, 32, 2
 PLANS = {
     "dp=2": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
@@ -112,7 +113,7 @@ def on_a_rank(text: str, config: dict[str, Any], packed: bool) -> tuple[list[flo
     """Losses under a plan and of one process, and how far off the gradients are, as a part of the largest."""
     model, plan = plan_of(text, config)
     expected, reference = trained(Parallel(build(model, seed=7), ONE), packed)
-    part = apply(model, plan, seed=7)
+    part = apply(model, plan, seed=7, groups=GROUPS)
     losses, gradients = trained(part, packed)
     pieces = build(model)  # the whole gradients, cut as the weights are
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.errors import InputError
 from meshwright.model import Model
 from meshwright.plan import Plan, Span
-from meshwright.run.lane import ONE, Lane
+from meshwright.run.lane import ONE, Groups, Lane
 from meshwright.run.loss import next_tokens, token_losses
 from meshwright.run.models import Context, Decoder, build
 from meshwright.run.sharding import last_micro_batch, local, shard
@@ -54,13 +54,13 @@ class Parallel:
             last_micro_batch(self.decoder, self.zero, last=last)
 
 
-def apply(model: Model, plan: Plan, *, seed: int = 0) -> Parallel:
+def apply(model: Model, plan: Plan, *, seed: int = 0, groups: Groups | None = None) -> Parallel:
     """Build what this process runs of a plan; fresh weights are the same under every plan.
 
-    Every process of the plan calls it.
+    Every process of the plan calls it. `groups` keeps process groups for a later plan on the same processes.
     """
     span, ranks = _only_span(plan)
-    lane = Lane.of(span, ranks) if len(ranks) > 1 else ONE
+    lane = Lane.of(span, ranks, groups) if len(ranks) > 1 else ONE
     decoder = build(model, seed=seed)
     cut(decoder, lane)
     zero = span.zero if lane.replicas.size > 1 else 0

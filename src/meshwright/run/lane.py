@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from meshwright.plan.strategy import Strategy
 from meshwright.run.collectives import ALONE, Line, copied, gathered, scattered, summed
+
+Groups = dict[str, Any]  # process groups by the ranks they join
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class Lane:
     sp: bool = False
 
     @staticmethod
-    def of(strategy: Strategy, ranks: tuple[int, ...]) -> Lane:
-        """Every process of the world calls this for every span, in the same order."""
+    def of(strategy: Strategy, ranks: tuple[int, ...], made: Groups | None = None) -> Lane:
+        """Every process of the world calls this for every span, in the same order.
+
+        `made` keeps groups by the processes they join: each has threads and connections of its own.
+        """
         # Axes lie in `order` from adjacent devices outwards, so that the last is the first dimension.
         names = list(strategy.order)[::-1]
         grid = torch.tensor(ranks).reshape([getattr(strategy, axis) for axis in names])
         folded = torch.tensor(ranks).reshape(-1, strategy.ep, strategy.etp)
-        tp, ulysses, ring, dp = (_line(grid, [names.index(axis)]) for axis in ("tp", "ulysses", "ring", "dp"))
-        replicas = _line(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")])
-        others, ep, etp = (_line(folded, [dim]) for dim in range(3))
+        made = {} if made is None else made
+        tp, ulysses, ring, dp = (_line(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp"))
+        replicas = _line(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")], made)
+        others, ep, etp = (_line(folded, [dim], made) for dim in range(3))
         return Lane(tp, ulysses, ring, dp, replicas, ep, etp, others, strategy.sp)
 
     def enter(self, x: Tensor) -> Tensor:
@@ -63,16 +70,17 @@ class Lane:
         return Lane(ring=self.ring).own(x, dim)
 
 
-def _line(grid: Tensor, kept: list[int]) -> Line:
-    """The processes that differ from this one in some dimensions of a grid only."""
+def _line(grid: Tensor, kept: list[int], made: Groups) -> Line:
+    """The processes that differ from this one in some dimensions of a grid only; `made`: groups that there are."""
     size = prod(grid.shape[i] for i in kept)
     if size == 1:
         return ALONE
     rest = [i for i in range(grid.dim()) if i not in kept]
     every = grid.permute(*rest, *kept).reshape(-1, size).tolist()
-    group, _ = dist.new_subgroups_by_enumeration(every)
+    if str(every) not in made:
+        made[str(every)] = dist.new_subgroups_by_enumeration(every)[0]
     mine: list[int] = next((row for row in every if dist.get_rank() in row), [])
-    return Line(size, mine.index(dist.get_rank()) if mine else 0, group)
+    return Line(size, mine.index(dist.get_rank()) if mine else 0, made[str(every)])
 
 
 ONE = Lane()  # no cut at all
