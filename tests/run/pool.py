@@ -31,11 +31,21 @@ class Pool:
         context.set_forkserver_preload(["meshwright.run.apply", "tests.run.pool"])
         store = Path(self._folder.name) / "store"
         self._ends: list[Connection] = []
+        self._processes = []
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(rank, size, str(store), there), daemon=True)
             process.start()
+            there.close()
             self._ends.append(here)
+            self._processes.append(process)
+
+    def close(self) -> None:
+        """End its processes."""
+        for end, process in zip(self._ends, self._processes, strict=True):
+            end.close()
+            process.terminate()
+            process.join()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function of a module returns in every process, by rank; a failure names the rank."""
@@ -56,7 +66,18 @@ class Pool:
 @cache
 def pool(size: int) -> Pool:
     """The pool of a world size."""
-    return Pool(size)
+    POOLS.append(Pool(size))
+    return POOLS[-1]
+
+
+POOLS: list[Pool] = []
+
+
+def close_all() -> None:
+    """End all pools; the next test makes new ones."""
+    while POOLS:
+        POOLS.pop().close()
+    pool.cache_clear()
 
 
 def _work(rank: int, size: int, store: str, end: Connection) -> None:

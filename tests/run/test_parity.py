@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from meshwright.run.lane import ONE, Groups
 from meshwright.run.models import build
 from meshwright.run.tensor_parallel import cut
 from tests.run.families import CONFIGS
-from tests.run.pool import pool
+from tests.run.pool import close_all, pool
 
 GROUPS: Groups = {}  # of a process of a pool
 STEPS, BATCH, LENGTH, MICRO_BATCHES = 3, 8, 32, 2
@@ -55,6 +56,12 @@ PLANS = {
     "dp=2,tp=2,sp=false,ep=4": ("qwen2-moe",),
     "dp=2,tp=2,sp=true,ep=2,zero=1": ("qwen3-moe",),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pools() -> Iterator[None]:
+    yield
+    close_all()
 
 
 def batches(packed: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
