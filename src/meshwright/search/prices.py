@@ -24,7 +24,7 @@ from meshwright.cost.ways import Ways
 from meshwright.model import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike, sort_of
-from meshwright.search.modes import Mode
+from meshwright.search.modes import Mode, recomputes
 from meshwright.search.relaxed import Relaxed, relaxed
 from meshwright.search.ways import Choices, joined, priced
 
@@ -314,13 +314,13 @@ def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
 
 def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site) -> tuple[Array, Array, Array]:
     """Seconds forward and backward by mode, and the weight gradient's part."""
-    recomputes = list(dict.fromkeys(mode.recompute for mode in modes))
-    time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)
+    repeats = recomputes(modes)
+    time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, repeats)
     shape = (len(modes), len(ways.zero))
     forward, backward = np.zeros(shape), np.zeros(shape)
     for away in sorted({mode.offload for mode in modes}):
         rows = [i for i, mode in enumerate(modes) if mode.offload == away]
-        pick = [recomputes.index(modes[i].recompute) for i in rows]
+        pick = [repeats.index(modes[i].recompute) for i in rows]
         part = replace(
             time,
             work=replace(time.work, recompute=time.work.recompute[pick]),

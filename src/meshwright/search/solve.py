@@ -37,7 +37,7 @@ from meshwright.search.shapes import Found, Setting, Shape, homes_of
 from meshwright.search.simulated import best_of, may_win
 from meshwright.search.stages import Room, Settled
 from meshwright.search.tables import Frame, Table, framed, numbers, tables
-from meshwright.search.timed import Timed, timed, undominated
+from meshwright.search.timed import Timed, timed
 from meshwright.search.timing import SPLIT
 from meshwright.search.ways import Choices, bare, folded, joined, with_states
 
@@ -220,8 +220,6 @@ class Search:
         if not len(full):
             return
         bare_ = timed(self.job, self.chain, full, self.site)
-        kept = undominated(bare_, self.site)
-        full, bare_ = full.take(kept), bare_.take(kept)
         wanted = self._wanted(bare_, some)
         left = spare(self.setting, bare_, wanted, self.limit)
         chosen = np.flatnonzero(left > 0)
@@ -342,15 +340,16 @@ class Search:
 
     def _simulate(self, shape: Shape, cuts: Family, bound: Array, table: Prices) -> None:
         """Settle and simulate all choices of a table, the cuts of least bound first."""
-        most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
+        near = _NEAR if shape.stages <= _POLISHED else 1.0
         if len(cuts) > 1:  # all at once, and most of them cannot win
-            bound = np.where(may_win(self.setting, shape, cuts, table, self.modes, most), bound, np.inf)
+            may = may_win(self.setting, shape, cuts, table, self.modes, near * self.limit)
+            bound = np.where(may, bound, np.inf)
         for q in np.argsort(bound.min(axis=1), kind="stable"):
-            near = np.flatnonzero(bound[q] < self.limit)
-            if len(near) and not self.late:
+            rows = np.flatnonzero(bound[q] < self.limit)
+            if len(rows) and not self.late:
                 self.settled += 1
-                most = self.limit * (_NEAR if shape.stages <= _POLISHED else 1.0)
-                self._offer(best_of(self.setting, shape, cuts.cuts[q], table.take(near), self.modes, most))
+                some = table.take(rows)
+                self._offer(best_of(self.setting, shape, cuts.cuts[q], some, self.modes, near * self.limit))
 
     def choices_of(self, shape: Shape) -> Choices:
         """Every choice of a shape's stage size and micro-batch, whether it may win or not."""

@@ -17,7 +17,7 @@ from meshwright.plan import Job
 from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids
 from meshwright.search.prices import Chain, Columns
-from meshwright.search.ways import Choices, inside, priced
+from meshwright.search.ways import Choices, priced
 
 Array = Any
 
@@ -127,24 +127,3 @@ def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Itera
         through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
         passed_on[i] = layer.output_bytes(ways.cut)
     return forward, backward, through, passed_on
-
-
-def undominated(table: Timed, site: Site) -> Array:
-    """Choices that no other one beats: of grids that cut a layer alike, those that meet better links.
-
-    What differs is where the axes lie: the time of the axes' own collectives, and how many of the devices that hold the
-    same parameters each tier of links joins.
-    """
-    g = table.choices.grids
-    _, kind = kinds(g.tp, g.sp, g.ulysses, g.ring, g.dp, g.ep, g.etp, table.choices.samples)
-    near = [-inside(g, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
-    traits = np.concatenate([table.forward, table.backward, np.array(near).reshape(-1, len(g))])
-    order = np.lexsort((table.forward.sum(axis=0) + table.backward.sum(axis=0), kind))
-    kept = np.ones(len(g), dtype=bool)
-    for step in range(1, len(g)):  # against the choice so many places before, if it is of the same kind
-        same = np.flatnonzero(kind[order[:-step]] == kind[order[step:]])
-        if not len(same):
-            break
-        better, worse = order[same], order[same + step]
-        kept[worse[(traits[:, better] <= traits[:, worse]).all(axis=0)]] = False
-    return np.flatnonzero(kept)
