@@ -53,6 +53,17 @@ class Compression(Table, frozen=True, kw_only=True):
     options: dict[str, float | str] = {}
 
 
+class Overlap(Table, frozen=True, kw_only=True):
+    """What communication is hidden under; each can be switched off to see what it is worth."""
+
+    gradients: Annotated[bool, Meta(description="summed over replicas while the backward pass goes on")] = True
+    parameters: Annotated[bool, Meta(description="shards of the next layer are gathered ahead of their use")] = True
+    pipeline: Annotated[bool, Meta(description="work goes on while activations and their gradients arrive")] = True
+    tensor_chunks: Annotated[
+        int, Meta(ge=1, le=64, description="chunks of tokens whose sums travel under the next product; 1: whole")
+    ] = 1
+
+
 class Backup(Table, frozen=True, kw_only=True):
     """How the training state survives the loss of a node."""
 
@@ -77,6 +88,7 @@ class Plan(Table, frozen=True, kw_only=True):
     schema: Annotated[str, Meta(description="for editors")] = msgspec.field(default="", name="$schema")
     compression: tuple[Compression, ...] = ()
     backup: Backup | None = None
+    overlap: Overlap = Overlap()
     search: dict[str, Any] | None = None
     estimate: dict[str, Any] | None = None
 
@@ -107,9 +119,9 @@ class Plan(Table, frozen=True, kw_only=True):
         table |= {"format": self.format, "version": self.version}
         table["job"] = _plain(self.job)
         table["pipelines"] = [_pipeline_table(pipeline) for pipeline in self.pipelines]
-        for name in ("compression", "backup", "search", "estimate"):
+        for name in ("compression", "backup", "overlap", "search", "estimate"):
             value = getattr(self, name)
-            if value not in (None, ()):
+            if value not in (None, (), Overlap()):
                 table[name] = _plain(value)
         return table
 

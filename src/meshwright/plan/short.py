@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from meshwright.errors import InputError, PlanError, shorten
 from meshwright.model import Model
-from meshwright.plan.document import Backup, Compression, Pipeline, Plan, Stage
+from meshwright.plan.document import Backup, Compression, Overlap, Pipeline, Plan, Stage
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage, virtual_fault
 from meshwright.plan.spans import device_ranks, device_text, layers_of, span_name
@@ -71,6 +71,7 @@ class ShortPlan(ShortStrategy, frozen=True, kw_only=True):
     stages: list[ShortStage] = []
     compression: tuple[Compression, ...] = ()
     backup: Backup | None = None
+    overlap: Overlap = Overlap()
     schema: str = msgspec.field(default="", name="$schema")
 
 
@@ -144,6 +145,7 @@ def expand(table: dict[str, Any], job: Job | None = None, folder: str = "") -> t
         pipelines=(pipeline,),
         compression=short.compression,
         backup=short.backup,
+        overlap=short.overlap,
         schema=short.schema,
     )
     return plan, job
