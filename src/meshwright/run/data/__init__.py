@@ -1,0 +1,13 @@
+"""What is trained on: text to tokens, tokens to samples, the same samples under every plan.
+
+Everything here is numpy; only `device`, which moves samples to an accelerator, imports torch, so that `meshwright prepare`
+starts without it.
+"""
+
+from meshwright.run.data.batches import PADDING, Batches, Samples, Source
+from meshwright.run.data.dataset import Dataset
+from meshwright.run.data.opening import open_data
+from meshwright.run.data.prepare import prepare
+from meshwright.run.data.synthetic import Synthetic
+
+__all__ = ["PADDING", "Batches", "Dataset", "Samples", "Source", "Synthetic", "open_data", "prepare"]

@@ -1,0 +1,136 @@
+"""A folder that appears whole or not at all.
+
+Everything is written to `NAME.part` and renamed when it is done. One process at a time writes there: it holds a lock on a
+file inside, which the system releases when the process ends, however it ends. What a killed one left is removed by the
+next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.run.data.manifest import DOCUMENTS, MANIFEST, is_prepared
+
+_LOCK = "lock"
+_OURS = re.compile(rf"\.?{MANIFEST}(\..*)?|{DOCUMENTS}|{_LOCK}|tokens-\d+\.bin")
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Path | None]:
+    """The folder to write to; it becomes `target` at the end of the block, and vanishes if the block fails.
+
+    None where another process has finished the same folder while this one waited for it.
+    """
+    part = target.with_name(f"{target.name}.part")
+    _check_part(part)
+    lock = _locked(part, wait=wait)
+    try:
+        if wait and is_prepared(target) and not overwrite:
+            shutil.rmtree(part, ignore_errors=True)  # the next one who waits may just be here
+            yield None
+            return
+        check_target(target, overwrite=overwrite)  # under the lock: another may have finished just before
+        _clear(part)
+        yield part
+        _replace(part, target)
+        (target / _LOCK).unlink()  # not before: without it another would take the folder for one that was left
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise InputError(error.strerror or str(error), file=str(error.filename or target)) from None
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Refuse what would be destroyed: a finished folder without `overwrite`, anything that is not ours always."""
+    if not target.name:
+        raise InputError("names no folder", field="-o", valid="the path of a new folder")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder '{target.parent}'", file=str(target), field="-o")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise InputError("is a file", file=str(target), field="-o", valid="the path of a new folder")
+    inside = {path.name for path in target.iterdir()}
+    if foreign := _foreign(inside) or (set() if is_prepared(target) else inside):
+        raise _not_ours(target, min(foreign))
+    if inside and not overwrite:
+        raise InputError("is already prepared", file=str(target), valid="another folder, or --overwrite")
+
+
+def _check_part(part: Path) -> None:
+    """Refuse a folder of the user's that happens to have the name of an unfinished one: it would be cleared."""
+    if part.exists() and not part.is_dir():
+        raise InputError("is a file, where the unfinished folder is written", file=str(part), valid="another -o")
+    with contextlib.suppress(FileNotFoundError):  # renamed just now, by its owner
+        if foreign := _foreign({path.name for path in part.iterdir()}):
+            raise _not_ours(part, min(foreign))
+
+
+def _foreign(names: set[str]) -> set[str]:
+    """Names that prepare does not write; an unfinished manifest is hidden beside its place."""
+    return {name for name in names if not _OURS.fullmatch(name)}
+
+
+def _not_ours(folder: Path, name: str) -> InputError:
+    return InputError(
+        f"holds '{name}', which prepare did not write", file=str(folder), valid="the path of a new folder"
+    )
+
+
+def _locked(part: Path, *, wait: bool) -> int:
+    """A lock on the unfinished folder, made if need be."""
+    while True:
+        handle = _created(part)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.sameopenfile(handle, (again := os.open(part / _LOCK, os.O_RDWR))):
+                    os.close(again)
+                    return handle
+                os.close(again)
+            os.close(handle)  # its owner finished and renamed the folder: this lock guards nothing
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError("another process is preparing it now", file=str(part)) from None
+
+
+def _created(part: Path) -> int:
+    while True:
+        try:
+            part.mkdir(exist_ok=True)
+            return os.open(part / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except (FileExistsError, FileNotFoundError):  # its owner finished just now
+            if not part.parent.is_dir():
+                raise InputError(f"there is no folder '{part.parent}'", file=str(part)) from None
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror or error}", file=str(part)) from None
+
+
+def _clear(part: Path) -> None:
+    """Remove what a killed process left."""
+    for path in part.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Rename; what was there before is moved away first, because a folder with files cannot be replaced."""
+    if not (target.exists() and any(target.iterdir())):
+        part.rename(target)
+        return
+    away = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    target.rename(away)  # an empty folder is replaced
+    part.rename(target)
+    shutil.rmtree(away, ignore_errors=True)
