@@ -1,0 +1,23 @@
+"""Where Triton runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from torch import Tensor
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def fused(*tensors: Tensor) -> bool:
+    """Whether kernels are launched for these tensors: CUDA, with Triton beside PyTorch.
+
+    >>> import torch
+    >>> fused(torch.zeros(1))
+    False
+    """
+    return all(tensor.is_cuda for tensor in tensors) and _has_triton()

@@ -1,0 +1,91 @@
+"""Rotary positions on queries and keys, which are turned where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.run.kernels.device import fused
+
+
+class _SplitTurned(torch.autograd.Function):
+    """The product of queries, keys and values is changed in place: its own backward pass does not need it, and
+    attention keeps one buffer instead of two. Gradients are turned back into one buffer too."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+        from meshwright.run.kernels.triton import rotary as kernel
+
+        ctx.save_for_backward(cos, sin)
+        ctx.heads, ctx.dim = heads, dim
+        parts = qkv.detach().unflatten(-1, (-1, dim))
+        both = parts[:, :, : heads[0] + heads[1]]
+        kernel.turn(both, both, cos, sin)
+        found: tuple[Tensor, ...] = parts.split(list(heads), dim=2)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        from meshwright.run.kernels.triton import rotary as kernel
+
+        cos, sin = ctx.saved_tensors
+        found = grads[0].new_empty(*grads[0].shape[:2], sum(ctx.heads), ctx.dim)
+        q, k, v = found.split(list(ctx.heads), dim=2)
+        kernel.turn(grads[0], q, cos, sin, back=True)
+        kernel.turn(grads[1], k, cos, sin, back=True)
+        v.copy_(grads[2])
+        return found.flatten(2), None, None, None, None
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        from meshwright.run.kernels.triton import rotary as kernel
+
+        ctx.save_for_backward(cos, sin)
+        found = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        kernel.turn(x, found, cos, sin)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        from meshwright.run.kernels.triton import rotary as kernel
+
+        cos, sin = ctx.saved_tensors
+        found = torch.empty(grads[0].shape, dtype=grads[0].dtype, device=grads[0].device)
+        kernel.turn(grads[0], found, cos, sin, back=True)
+        return found, None, None
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(batch, sequence, head, dim) by angles given as cosines and sines of (batch, sequence, dim / 2); pairs are half
+    a head apart.
+
+    >>> turned(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)).flatten()
+    tensor([0., 1.])
+    """
+    if fused(x) and x.shape[-1] & (x.shape[-1] - 1) == 0:  # a kernel's blocks are powers of two
+        found: Tensor = _Turned.apply(x, cos, sin)
+        return found
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    one, two = x.float().chunk(2, dim=-1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1).to(x.dtype)
+
+
+def split_turned(qkv: Tensor, cos: Tensor, sin: Tensor, heads: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+    """(batch, sequence, width) into heads of queries, keys and values, of which the first two are turned.
+
+    On CUDA devices `qkv` is overwritten: give it what nobody else keeps.
+
+    >>> parts = split_turned(torch.ones(1, 2, 8), torch.ones(1, 2, 1), torch.zeros(1, 2, 1), (2, 1, 1), 2)
+    >>> [tuple(part.shape) for part in parts]
+    [(1, 2, 2, 2), (1, 2, 1, 2), (1, 2, 1, 2)]
+    """
+    if fused(qkv) and dim & (dim - 1) == 0:
+        found: tuple[Tensor, ...] = _SplitTurned.apply(qkv, cos, sin, tuple(heads), dim)
+        return found
+    q, k, v = qkv.unflatten(-1, (-1, dim)).split(list(heads), dim=2)
+    return turned(q, cos, sin), turned(k, cos, sin), v

@@ -1,0 +1,1 @@
+"""Kernels in Triton; imported where there is a CUDA device only."""
