@@ -7,10 +7,19 @@ from math import gcd
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.run.collectives import exchanged, shifted
 from meshwright.run.models.context import Context
+from meshwright.run.models.ring import ring_attention
 
+# On Hopper cuDNN's kernel is ahead of FlashAttention 2 (docs/measurements.md); what cannot take a case is passed over.
+_FASTEST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 _NEVER = -1e30  # a score that is not seen: finite, so that gradients stay numbers where a whole row is masked
 
 
@@ -34,18 +43,37 @@ def _enough(x: Tensor, members: int) -> Tensor:
 
 
 def _whole(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    if q.is_cuda and q.element_size() == 2 and (window or context.documents is not None):
+        return _packed(q, k, v, context, window, scale)
     mask, shared = context.mask(window), q.shape[2] != k.shape[2]
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    found = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
-    )
+    with sdpa_kernel(_FASTEST, set_priority=True):
+        found = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+        )
     return found.transpose(1, 2)
 
 
+def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    """Documents one behind the other: a mask of all pairs would be larger than all else at long sequences."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = context.ends()
+    flat = (part.flatten(0, 1) for part in (q, k, v))
+    seen = (window - 1 if window else -1, 0)
+    found: Tensor = varlen_attn(*flat, ends, ends, context.length, context.length, scale=scale, window_size=seen)
+    return found.view(*q.shape[:3], v.shape[3])
+
+
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
-    """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
+    """Own keys first, then those of each member before; partial softmaxes are merged by their weights.
+
+    Packed documents and sliding windows need masks, and with them all scores of a step.
+    """
     line = context.lane.ring
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if context.documents is None and not window and (not q.is_cuda or q.dtype != torch.float32):
+        return ring_attention(q, k, v, line, scale)
     q = q * scale
     found, weight = _block(q, k, v, context.mask(window, line.rank))
     for step in range(1, line.size):

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from meshwright.model.attention import Attention, LatentAttention
+from meshwright.run.kernels import split_turned, turned
 from meshwright.run.models.attend import attend
 from meshwright.run.models.context import Context
-from meshwright.run.models.linear import Row
-from meshwright.run.models.norms import norm
+from meshwright.run.models.linear import Product, Row
+from meshwright.run.models.norms import entered, norm
 from meshwright.run.models.numerics import Numerics
-from meshwright.run.models.rotary import frequencies, rotate
+from meshwright.run.models.rotary import Turns, halves
+from meshwright.run.repeat import Keeper, operators
 
 
 class GroupedAttention(nn.Module):
     """MHA, GQA and MQA; q, k and v in one product."""
-
-    inverse: Tensor
 
     def __init__(self, shape: Attention, numerics: Numerics) -> None:
         super().__init__()
         self.shape = shape
         self.parts: tuple[int, ...] = _widths(shape)
         self.norm = norm(shape.norm, shape.hidden, numerics)
-        self.qkv = nn.Linear(shape.hidden, sum(self.parts), bias=shape.qkv_bias)
+        self.qkv = Product(shape.hidden, sum(self.parts), bias=shape.qkv_bias)
         self.proj = Row(shape.heads * shape.head_dim, shape.hidden, bias=shape.out_bias)
         self.q_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
         self.k_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
-        inverse, self.scale = frequencies(shape.head_dim, numerics.theta, numerics.rope)
-        self.register_buffer("inverse", inverse, persistent=False)
+        self.turns = Turns.of(shape.head_dim, numerics.theta, numerics.rope) if shape.rotary else None
+        self.repeated: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        s = self.shape
-        parts = self.qkv(context.lane.enter(self.norm(x))).split(list(self.parts), dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, s.head_dim)) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if s.rotary:
-            angles = context.positions.unsqueeze(-1) * self.inverse
-            q, k = (rotate(part, angles, self.scale) for part in (q, k))
-        return x + self.proj(attend(q, k, v, context, s.window).flatten(2), context.lane)
+        with operators(self) as run:
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
+            q, k, v = run("qkv", lambda t: self._qkv(t, context), normed)
+            if self.q_norm is not None:
+                q, k = run("qk_norm", lambda q, k: self._normed(q, k, context), q, k)
+            found = run("core", lambda q, k, v: attend(q, k, v, context, self.shape.window).flatten(2), q, k, v)
+            return x + run("proj", lambda t: self.proj(t, context.lane), found)
+
+    def _qkv(self, normed: Tensor, context: Context) -> tuple[Tensor, ...]:
+        """Heads of queries, keys and values; turned, unless they are to be normed before that."""
+        size, product = self.shape.head_dim, self.qkv(normed)
+        heads = [part // size for part in self.parts]
+        if self.turns is None or self.q_norm is not None:
+            return product.unflatten(-1, (-1, size)).split(heads, dim=2)  # type: ignore[no-any-return]
+        return split_turned(product, *context.turns(self.turns), heads, size)
+
+    def _normed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.turns is None:
+            return q, k
+        cos, sin = context.turns(self.turns)
+        return turned(q, cos, sin), turned(k, cos, sin)
 
 
 def _widths(shape: Attention) -> tuple[int, int, int]:
@@ -52,37 +70,53 @@ def _widths(shape: Attention) -> tuple[int, int, int]:
 class MultiLatentAttention(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, 2024)."""
 
-    inverse: Tensor
-
     def __init__(self, shape: LatentAttention, numerics: Numerics) -> None:
         super().__init__()
         self.shape, self.interleaved = shape, numerics.interleaved
         queries = shape.heads * (shape.nope_dim + shape.rope_dim)
         self.norm = norm("rms", shape.hidden, numerics)
         if shape.q_rank:
-            self.q_down = nn.Linear(shape.hidden, shape.q_rank, bias=shape.bias)
+            self.q_down = Product(shape.hidden, shape.q_rank, bias=shape.bias)
             self.q_norm = norm("rms", shape.q_rank, numerics)
-        self.q_up = nn.Linear(shape.q_rank or shape.hidden, queries, bias=False)
-        self.kv_down = nn.Linear(shape.hidden, shape.kv_rank + shape.rope_dim, bias=shape.bias)
+        self.q_up = Product(shape.q_rank or shape.hidden, queries, bias=False)
+        self.kv_down = Product(shape.hidden, shape.kv_rank + shape.rope_dim, bias=shape.bias)
         self.kv_norm = norm("rms", shape.kv_rank, numerics)
-        self.kv_up = nn.Linear(shape.kv_rank, shape.heads * (shape.nope_dim + shape.v_dim), bias=False)
+        self.kv_up = Product(shape.kv_rank, shape.heads * (shape.nope_dim + shape.v_dim), bias=False)
         self.proj = Row(shape.heads * shape.v_dim, shape.hidden, bias=shape.bias)
-        inverse, self.scale = frequencies(shape.rope_dim, numerics.theta, numerics.rope)
-        self.register_buffer("inverse", inverse, persistent=False)
+        self.turns = Turns.of(shape.rope_dim, numerics.theta, numerics.rope)
         self.softmax_scale = _softmax_scale(shape, numerics)
+        self.repeated: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        s, h = self.shape, context.lane.enter(self.norm(x))
-        q = self.q_up(self.q_norm(self.q_down(h)) if s.q_rank else h).unflatten(-1, (s.heads, -1))
-        latent, turned = self.kv_down(h).split([s.kv_rank, s.rope_dim], dim=-1)
-        k, v = self.kv_up(self.kv_norm(latent)).unflatten(-1, (s.heads, -1)).split([s.nope_dim, s.v_dim], dim=-1)
-        angles = context.positions.unsqueeze(-1) * self.inverse
-        plain, own = q.split([s.nope_dim, s.rope_dim], dim=-1)
-        own, shared = (
-            rotate(part, angles, self.scale, interleaved=self.interleaved) for part in (own, turned.unsqueeze(2))
+        s = self.shape
+        with operators(self) as run:
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
+            if s.q_rank:
+                latent = run("q_norm", self.q_norm, run("q_down", self.q_down, normed))
+            q = run("q_up" if s.q_rank else "q", lambda t: self._queries(t, context), latent if s.q_rank else normed)
+            latent, shared = run("kv_down", lambda t: self.kv_down(t).split([s.kv_rank, s.rope_dim], dim=-1), normed)
+            latent = run("kv_norm", self.kv_norm, latent)
+            k, v = run("kv_up", lambda t, shared: self._keys(t, shared, context), latent, shared)
+            found = run("core", lambda q, k, v: attend(q, k, v, context, scale=self.softmax_scale).flatten(2), q, k, v)
+            return x + run("proj", lambda t: self.proj(t, context.lane), found)
+
+    def _queries(self, latent: Tensor, context: Context) -> Tensor:
+        s = self.shape
+        plain, own = (
+            self.q_up(latent).unflatten(-1, (-1, s.nope_dim + s.rope_dim)).split([s.nope_dim, s.rope_dim], dim=-1)
         )
-        q, k = torch.cat([plain, own], dim=-1), torch.cat([k, shared.expand(-1, -1, s.heads, -1)], dim=-1)
-        return x + self.proj(attend(q, k, v, context, scale=self.softmax_scale).flatten(2), context.lane)
+        return torch.cat([plain, self._turned(own, context)], dim=-1)
+
+    def _keys(self, latent: Tensor, shared: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Keys, of which a part is the same for all heads, and values."""
+        s = self.shape
+        k, v = self.kv_up(latent).unflatten(-1, (-1, s.nope_dim + s.v_dim)).split([s.nope_dim, s.v_dim], dim=-1)
+        own = self._turned(shared.unsqueeze(2), context).expand(-1, -1, k.shape[2], -1)
+        return torch.cat([k, own], dim=-1), v
+
+    def _turned(self, x: Tensor, context: Context) -> Tensor:
+        return turned(halves(x) if self.interleaved else x, *context.turns(self.turns))
 
 
 def _softmax_scale(shape: LatentAttention, numerics: Numerics) -> float:
@@ -91,4 +125,4 @@ def _softmax_scale(shape: LatentAttention, numerics: Numerics) -> float:
     all_dim, factor = numerics.rope.get("mscale_all_dim"), float(numerics.rope.get("factor", 1.0))
     if not all_dim or factor <= 1:
         return plain
-    return plain * float(0.1 * float(all_dim) * torch.log(torch.tensor(factor, dtype=torch.float64)) + 1.0) ** 2
+    return plain * (0.1 * float(all_dim) * math.log(factor) + 1.0) ** 2

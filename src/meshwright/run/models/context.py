@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from meshwright.run.lane import ONE, Lane
+from meshwright.run.models.rotary import Turns
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,40 @@ class Context:
     length: int  # tokens of a whole sample
     documents: Tensor | None = None  # (batch, sequence): number of the document, where several are packed
     lane: Lane = ONE
+    divisor: float = 0.0  # of losses that layers add themselves; 0: they add none
+    halved: bool = False  # the backward pass comes in two halves: input gradients, then weight gradients
+    angles: dict[Turns, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)  # once computed
+
+    bounds: list[Tensor] = field(default_factory=list, compare=False, repr=False)
 
     @staticmethod
-    def of(tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE) -> Context:
+    def of(
+        tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE, divisor: float = 0.0, *, halved: bool = False
+    ) -> Context:
         """From whole samples; positions count from the start of a sample, or of a document."""
         count = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
         if documents is not None:
             new = torch.ones_like(documents, dtype=torch.bool)
             new[:, 1:] = documents[:, 1:] != documents[:, :-1]
             count = count - torch.where(new, count, 0).cummax(dim=1).values
-        return Context(lane.own(count), tokens.shape[1], documents, lane)
+        return Context(lane.own(count), tokens.shape[1], documents, lane, divisor, halved)
+
+    def turns(self, turns: Turns) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at the own positions."""
+        if turns not in self.angles:
+            self.angles[turns] = turns.at(self.positions)
+        return self.angles[turns]
+
+    def ends(self) -> Tensor:
+        """Where documents begin, and the last ends, in all samples one behind the other: computed once."""
+        if not self.bounds:
+            place = torch.arange(self.positions.shape[0] * self.length, device=self.positions.device)
+            new = place % self.length == 0
+            if self.documents is not None:
+                which = self.documents.flatten()
+                new[1:] |= which[1:] != which[:-1]
+            self.bounds.append(torch.cat([place[new], place[-1:] + 1]).to(torch.int32))
+        return self.bounds[0]
 
     def mask(self, window: int = 0, source: int | None = None) -> Tensor | None:
         """(batch or 1, 1, query, key): which keys a query sees; None where all before it and its own.

@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.errors import InputError
 from meshwright.model import Layer, Model
 from meshwright.model.attention import Attention, LatentAttention
 from meshwright.model.feed_forward import Mlp, Moe
+from meshwright.run.linear_loss import linear_loss
 from meshwright.run.models.attention import GroupedAttention, MultiLatentAttention
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import FeedForward
+from meshwright.run.models.linear import Product
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, numerics
+from meshwright.run.repeat import Keeper
 
 _MODULES: dict[type, Callable[[Any, Numerics], nn.Module]] = {
     Attention: GroupedAttention, LatentAttention: MultiLatentAttention, Mlp: FeedForward, Moe: Mixture,
@@ -31,12 +35,17 @@ class Embedding(nn.Module):
 
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
+        self.vocabulary = numerics.vocab
+        self.first = 0  # row of the whole table that the own part begins with
         self.tokens = nn.Embedding(numerics.vocab, numerics.hidden)
         self.positions = nn.Embedding(numerics.positions, numerics.hidden) if numerics.positions else None
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         lane, table = context.lane, self.tokens.weight
-        at = tokens - lane.tp.rank * len(table)
+        if lane.tp.size == 1:
+            found = functional.embedding(tokens, table)
+            return found if self.positions is None else found + self.positions(context.positions)
+        at = tokens - self.first
         mine = (at >= 0) & (at < len(table))
         found = lane.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
         if self.positions is None:
@@ -64,10 +73,18 @@ class Head(nn.Module):
 
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
+        self.vocabulary = numerics.vocab
+        self.first = 0  # token that the own part of the vocabulary begins with
         self.weight = nn.Parameter(torch.empty(numerics.vocab, numerics.hidden))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        return functional.linear(context.lane.enter(x), self.weight)
+    def forward(self, x: Tensor, context: Context, targets: Tensor | None = None) -> Tensor:
+        """Logits, or the sum of losses where targets are given: then the logits never exist whole."""
+        x = context.lane.enter(x)
+        return (
+            functional.linear(x, self.weight)
+            if targets is None
+            else linear_loss(x, self.weight, targets, context.lane.tp, self.first, again=context.halved)
+        )
 
 
 class Decoder(nn.Module):
@@ -76,15 +93,47 @@ class Decoder(nn.Module):
     def __init__(self, layers: Sequence[Layer], facts: Numerics) -> None:
         super().__init__()
         self.names = [layer.name for layer in layers]
+        self.hidden = facts.hidden
         self.layers = nn.ModuleDict({_key(layer.name): _module(layer, facts) for layer in layers})
-        tied = [layer for layer in layers if layer.tied_to in self.names]
-        for layer in tied:  # where both ends stand here, they share one parameter
-            self.layer(layer.name).weight = self.layer(layer.tied_to).tokens.weight
-        self.tied = bool(tied)
+        self.tied = False
+        # Weights that live in another layer go by its name wherever they are used.
+        self.aliases = {f"{layer.name}.weight": f"{layer.tied_to}.tokens.weight" for layer in layers if layer.tied_to}
+        for layer in layers:
+            if layer.tied_to in self.names:  # both ends stand here and share one parameter
+                self.layer(layer.name).weight = self.layer(layer.tied_to).tokens.weight
+                self.tied = True
+        # Layers of which the input alone is kept, with those that follow them in a block (`recompute`).
+        self.whole: dict[str, tuple[str, ...]] = {}
+        self.inside: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None  # of those inputs
 
     def layer(self, name: str) -> Any:
         """The module of a layer."""
         return self.layers[_key(name)]
+
+    def named(self) -> Iterator[tuple[str, Any, str]]:
+        """Every parameter and kept buffer once: its name under every plan, the module that has it, its name there."""
+        for name in self.names:
+            for part, module in self.layer(name).named_modules():
+                kept = [kind for kind, _ in module.named_parameters(recurse=False)]
+                kept += [kind for kind, _ in module.named_buffers(recurse=False) if kind in module.state_dict()]
+                for kind in kept:
+                    key = ".".join(filter(None, (name, part, kind)))
+                    if not (self.tied and key in self.aliases):
+                        yield self.aliases.get(key, key), module, kind
+
+    def products(self) -> Iterator[tuple[str, Product]]:
+        """Matrix products of the blocks by name: those of attention and dense feed-forward networks."""
+        for name in self.names:
+            for part, module in self.layer(name).named_children():
+                if isinstance(module, Product):
+                    yield f"{name}.{part}", module
+
+    def adapt(self, rank: int) -> None:
+        """Train adapters of that rank beside the products; everything else is frozen."""
+        self.requires_grad_(False)
+        for _, product in self.products():
+            product.adapt(rank)
 
     def experts(self) -> Iterator[Tensor]:
         """Parameters of routed experts, which other processes hold alike than those of all else."""
@@ -92,10 +141,39 @@ class Decoder(nn.Module):
             if isinstance(self.layer(name), Mixture):
                 yield from self.layer(name).experts.parameters()
 
-    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """Tokens, or what the layer before hands on -> logits, or what the next layer takes."""
+    def forward(self, x: Tensor, context: Context | None = None, targets: Tensor | None = None) -> Tensor:
+        """Tokens, or what the layer before hands on -> logits, or what the next layer takes.
+
+        With `targets` of (batch, own tokens) the head gives the sum of their losses instead of logits.
+        """
         context = context or Context.of(x)
         for name in self.names:
+            if name in self.inside:  # a block that is run again as a whole
+                continue
+            if name in self.whole:
+                x = self._repeated(x, context, self.whole[name])
+            elif name == "head":
+                x = self.layer(name)(x, context, targets)
+            else:
+                x = self.layer(name)(x, context)
+        return x
+
+    def _repeated(self, x: Tensor, context: Context, names: Sequence[str]) -> Tensor:
+        """A block that is run again from its input, wherever that is kept until then."""
+        keeper, needs = self.keeper, x.requires_grad
+        if keeper is None or not torch.is_grad_enabled():
+            return checkpoint(self._block, x, context, names, use_reentrant=False)
+        kept, given = keeper.pack(x.detach()), [x]
+
+        def block() -> Tensor:
+            x = given.pop() if given else keeper.unpack(kept).detach().requires_grad_(needs)
+            return self._block(x, context, names)
+
+        found: Tensor = checkpoint(block, use_reentrant=False)
+        return found
+
+    def _block(self, x: Tensor, context: Context, names: Sequence[str]) -> Tensor:
+        for name in names:
             x = self.layer(name)(x, context)
         return x
 
@@ -117,7 +195,9 @@ def _module(layer: Layer, facts: Numerics) -> nn.Module:
     return _MODULES[type(layer.shape)](layer.shape, facts)
 
 
-def build(model: Model, layers: Sequence[Layer] | None = None, *, seed: int = 0, device: str = "cpu") -> Decoder:
+def build(
+    model: Model, layers: Sequence[Layer] | None = None, *, seed: int = 0, device: str = "cpu", lora: int = 0
+) -> Decoder:
     """A decoder with fresh weights, which depend on the seed and the layer's name only, not on how the chain is cut.
 
     >>> decoder = build(Model.preset("tiny-llama"))
@@ -127,20 +207,26 @@ def build(model: Model, layers: Sequence[Layer] | None = None, *, seed: int = 0,
     facts = numerics(model)
     with torch.device(device):
         decoder = Decoder(model.layers if layers is None else layers, facts)
-    initialise(decoder, facts.initializer, seed)
+    if lora:
+        decoder.adapt(lora)
+    with torch.no_grad():
+        for key, module, kind in decoder.named():
+            weight = getattr(module, kind)
+            weight.copy_(fresh(key, weight.shape, facts.initializer, seed))
     return decoder
 
 
-@torch.no_grad()
-def initialise(decoder: Decoder, deviation: float, seed: int) -> None:
-    """Norms are one, biases nothing, all else is drawn anew, each parameter from a stream of its own."""
-    for name in decoder.names:
-        for part, module in decoder.layer(name).named_modules():
-            for kind, weight in module.named_parameters(recurse=False):
-                if kind == "bias":
-                    weight.zero_()
-                elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
-                    weight.fill_(1.0)
-                elif not (isinstance(module, Head) and decoder.tied):
-                    stream = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed} {name} {part} {kind}".encode()))
-                    weight.copy_(torch.randn(weight.shape, generator=stream) * deviation)
+def fresh(key: str, shape: Sequence[int], deviation: float, seed: int) -> Tensor:
+    """The first value of a parameter: norms are one, biases nothing, all else is drawn from a stream of its own.
+
+    An adapter adds nothing at first: B is zero, A as large as makes `x A^T` as large as x.
+
+    >>> fresh("norm.norm.weight", (2,), 0.02, 0)
+    tensor([1., 1.])
+    """
+    if key.endswith((".bias", ".correction", ".lora.b")):
+        return torch.zeros(*shape)
+    if len(shape) == 1:
+        return torch.ones(*shape)
+    stream = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed} {key}".encode()))
+    return torch.randn(*shape, generator=stream) * (shape[-1] ** -0.5 if key.endswith(".lora.a") else deviation)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.model.feed_forward import Mlp
+from meshwright.run.kernels import gated as gated_silu
 from meshwright.run.models.context import Context
-from meshwright.run.models.linear import Row
-from meshwright.run.models.norms import norm
+from meshwright.run.models.linear import Product, Row
+from meshwright.run.models.norms import entered, norm
 from meshwright.run.models.numerics import Numerics
+from meshwright.run.repeat import Keeper, Run, operators
 
 
 def activated(x: Tensor, name: str) -> Tensor:
@@ -26,17 +30,38 @@ class FeedForward(nn.Module):
         super().__init__()
         self.shape, self.activation = shape, numerics.activation
         self.norm = norm(shape.norm, shape.hidden, numerics)
-        self.up = nn.Linear(shape.hidden, shape.width * (2 if shape.gated else 1), bias=shape.bias)
+        self.up = Product(shape.hidden, shape.width * (2 if shape.gated else 1), bias=shape.bias)
         self.down = Row(shape.width, shape.hidden, bias=shape.bias)
+        self.repeated: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        h = self.up(context.lane.enter(self.norm(x)))
-        return x + self.down(inner(h, self.activation, gated=self.shape.gated), context.lane)
+        with operators(self) as run:
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
+            wide = widened(run, normed, self.up, self.repeated, gated=self.shape.gated)
+            product = run("activation", lambda *t: inner(t, self.activation, gated=self.shape.gated), *wide)
+            return x + run("down", lambda t: self.down(t, context.lane), product)
 
 
-def inner(x: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """Between the two products."""
+def widened(
+    run: Run, x: Tensor, up: Product, repeated: frozenset[str], *, gated: bool, prefix: str = ""
+) -> tuple[Tensor, ...]:
+    """Gate and up in one product, or as two where a plan repeats one of them only."""
+    names = (f"{prefix}gate", f"{prefix}up") if gated else (f"{prefix}up",)
+    if len(repeated.intersection(names)) != 1 or not gated:
+        return (run(names[0], up, x),)
+
+    def half(i: int) -> Callable[[Tensor], Tensor]:
+        return lambda t: up.part(t, i, 2)
+
+    return tuple(run(name, half(i), x) for i, name in enumerate(names))
+
+
+def inner(x: tuple[Tensor, ...], activation: str, *, gated: bool) -> Tensor:
+    """Between the two products; gates and ups side by side in one tensor, or in two."""
     if not gated:
-        return activated(x, activation)
-    gate, up = x.chunk(2, dim=-1)
+        return activated(x[0], activation)
+    if activation == "silu" and len(x) == 1:
+        return gated_silu(x[0])
+    gate, up = x if len(x) == 2 else x[0].chunk(2, dim=-1)
     return activated(gate, activation) * up

@@ -1,16 +1,84 @@
-"""A product whose inner dimension tensor parallelism cuts: partial results are summed, the bias is added once."""
+"""Matrix products of a layer: whole or cut by tensor parallelism, with a trained one of low rank beside a frozen one."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.run.chunked import chunked_leave
 from meshwright.run.lane import Lane
+from meshwright.run.products import linear
+from meshwright.run.rounding import Watch
+
+SCALE = 2.0  # of what an adapter adds: alpha / rank, with alpha twice the rank as is usual
 
 
-class Row(nn.Linear):
-    """Rows of the weight stay whole, each member has some of its columns."""
+class Adapter(nn.Module):
+    """LoRA (Hu et al., 2021): `scale * (x A^T) B^T` beside `x W^T`, of which A and B alone are trained."""
 
-    def forward(self, x: Tensor, lane: Lane) -> Tensor:
-        found = lane.leave(functional.linear(x, self.weight))
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
+        self.b = nn.Parameter(weight.new_empty(weight.shape[0], rank))
+
+    def added(self, found: Tensor, x: Tensor, b: Tensor) -> Tensor:
+        """Onto the frozen product, in one kernel with the second of the two small ones."""
+        low = functional.linear(x, self.a).flatten(0, -2)
+        return torch.addmm(found.flatten(0, -2), low, b.t(), alpha=SCALE).view(found.shape)
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The weight that does what a weight and its adapter do, rounded once.
+
+    >>> merged(torch.ones(2, 2), torch.ones(1, 2), torch.tensor([[0.0], [1.0]]))
+    tensor([[1., 1.],
+            [3., 3.]])
+    """
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=SCALE).to(weight.dtype)
+
+
+class Product(nn.Linear):
+    """Of a block: tensor parallelism leaves each member some of its outputs, or all."""
+
+    lora: Adapter | None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.register_module("lora", None)
+        self.computed_in = ""  # a type of `products.LADDER`; nothing: that of its input
+        self.watch: Watch | None = None  # sees what is multiplied
+
+    def adapt(self, rank: int) -> None:
+        """Train an adapter in place of the weight."""
+        self.requires_grad_(False)
+        self.lora = Adapter(self.weight, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x, 0, 1)
+
+    def part(self, x: Tensor, index: int, of: int) -> Tensor:
+        """One of so many equal parts of its outputs."""
+        weight, bias = (one if one is None or of == 1 else one.chunk(of)[index] for one in (self.weight, self.bias))
+        found = self._times(x, weight, bias)
+        if self.lora is None:
+            return found
+        return self.lora.added(found, x, self.lora.b if of == 1 else self.lora.b.chunk(of)[index])
+
+    def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        found = linear(x, weight, bias, self.computed_in)
+        if self.watch is not None and found.requires_grad:
+            self.watch.saw(x, weight, found)
+        return found
+
+
+class Row(Product):
+    """Each member has some of the inputs, that is of the weight's columns: results are summed, the bias is added once."""
+
+    def forward(self, x: Tensor, lane: Lane) -> Tensor:  # type: ignore[override]
+        if lane.chunks > 1 and self.lora is None and not self.computed_in:
+            found = chunked_leave(x, self.weight, lane.tp, lane.chunks, sp=lane.sp)
+        else:
+            found = self._times(x, self.weight, None)
+            found = lane.leave(found if self.lora is None else self.lora.added(found, x, self.lora.b))
         return found if self.bias is None else found + self.bias

@@ -10,11 +10,13 @@ from torch.nn import functional
 from meshwright.model.feed_forward import Moe
 from meshwright.run.collectives import ALONE, dispatched, gathered, joined, parted, scattered
 from meshwright.run.lane import Lane
+from meshwright.run.models.balance import balance_loss, with_loss
 from meshwright.run.models.context import Context
-from meshwright.run.models.feed_forward import inner
-from meshwright.run.models.linear import Row
+from meshwright.run.models.feed_forward import inner, widened
+from meshwright.run.models.linear import Product, Row
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, Routing
+from meshwright.run.repeat import Keeper, Run, operators, plainly
 
 
 class Router(nn.Module):
@@ -26,6 +28,7 @@ class Router(nn.Module):
         super().__init__()
         self.shape, self.routing = shape, routing
         self.weight = nn.Parameter(torch.empty(shape.experts, shape.hidden))
+        self.load: Tensor | None = None  # rows that went to every expert since the last correction
         if routing.corrected:
             self.register_buffer("correction", torch.zeros(shape.experts))
 
@@ -38,6 +41,11 @@ class Router(nn.Module):
         if self.routing.normalised:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if self.routing.sigmoid else 0.0))
         return (weights * self.routing.scale).to(x.dtype), experts, scores
+
+    def count(self, experts: Tensor) -> None:
+        """Remember how many rows every expert got."""
+        rows = torch.bincount(experts.flatten(), minlength=self.shape.experts)
+        self.load = rows if self.load is None else self.load + rows
 
     def _among(self, scores: Tensor) -> Tensor:
         """What the choice is made by: corrected scores, of the best groups only (DeepSeek-V3)."""
@@ -60,9 +68,12 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(experts, 2 * width, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
 
-    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+    def forward(self, x: Tensor, counts: Tensor, run: Run = plainly) -> Tensor:
         """Of rows in the order of the experts, so many for each."""
-        return grouped(inner(grouped(x, self.up, counts), self.activation, gated=True), self.down, counts)
+        wide = run("expert_up", lambda t: grouped(t, self.up, counts), x)
+        product = run("expert_activation", lambda t: inner((t,), self.activation, gated=True), wide)
+        found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product)
+        return found
 
 
 def grouped(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -82,29 +93,41 @@ class Mixture(nn.Module):
         self.shape = shape
         self.norm = norm("rms", shape.hidden, numerics)
         self.router = Router(shape, numerics.routing)
+        self.balance = numerics.routing.balance
         self.experts = Experts(shape.experts, shape.inner, shape.width, numerics.activation)
         if shape.bottleneck:  # BigMac: tokens travel narrow
             self.descend = nn.Linear(shape.hidden, shape.inner, bias=False)
             self.ascend = nn.Linear(shape.inner, shape.hidden, bias=False)
         if shape.shared_width:
-            self.shared_up = nn.Linear(shape.hidden, 2 * shape.shared_width, bias=False)
+            self.shared_up = Product(shape.hidden, 2 * shape.shared_width, bias=False)
             self.shared_down = Row(shape.shared_width, shape.hidden, bias=False)
         if shape.shared_gate:
             self.shared_gate = nn.Linear(shape.hidden, 1, bias=False)
+        self.repeated: frozenset[str] = frozenset()
+        self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        lane, normed = context.lane, self.norm(x)
-        # Where all members of a tensor-parallel line have the same tokens, each routes some of them.
-        once = lane.tp if not lane.sp else ALONE
-        h = parted(normed.flatten(0, 1), once, 0)
-        weights, experts, _ = self.router(h)
-        found = self._routed(self.descend(h) if self.shape.bottleneck else h, weights, experts, lane)
-        if self.shape.bottleneck:
-            found = self.ascend(found)
-        x = x + joined(found, once, 0).view_as(x)
-        return x + self._shared(normed, lane) if self.shape.shared_width else x
+        lane = context.lane
+        with operators(self) as run:
+            normed, x = run("norm", self.norm.beside, x)
+            # Where all members of a tensor-parallel line have the same tokens, each routes some of them.
+            once = lane.tp if not lane.sp else ALONE
+            flat = normed.flatten(0, 1)
+            h = parted(functional.pad(flat, (0, 0, 0, -len(flat) % once.size)), once, 0)
+            weights, experts, scores = self.router(h)
+            if self.balance and context.divisor and torch.is_grad_enabled():
+                loss = balance_loss(scores, experts, lane.everyone) * (self.balance / context.divisor)
+                weights = with_loss(weights, loss)
+            if self.router.routing.corrected and context.divisor and torch.is_grad_enabled():
+                self.router.count(experts)
+            narrow = run("descend", self.descend, h) if self.shape.bottleneck else h
+            found = self._routed(run, narrow, weights, experts, lane)
+            if self.shape.bottleneck:
+                found = run("ascend", self.ascend, found)
+            x = x + joined(found, once, 0)[: len(flat)].view_as(x)
+            return x + self._shared(run, normed, lane) if self.shape.shared_width else x
 
-    def _routed(self, h: Tensor, weights: Tensor, experts: Tensor, lane: Lane) -> Tensor:
+    def _routed(self, run: Run, h: Tensor, weights: Tensor, experts: Tensor, lane: Lane) -> Tensor:
         """Rows to the processes that have their experts, through them, and back.
 
         Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
@@ -114,29 +137,28 @@ class Mixture(nn.Module):
         order = experts.flatten().argsort(stable=True)
         token = order // self.shape.top_k
         counts = torch.bincount(experts.flatten(), minlength=self.shape.experts)
-        rows = self._elsewhere(h[token], counts, lane) * weights.flatten()[order, None]
+        rows = self._elsewhere(run, h, token, counts, lane) * weights.flatten()[order, None]
         return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)
 
-    def _elsewhere(self, rows: Tensor, counts: Tensor, lane: Lane) -> Tensor:
+    def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, lane: Lane) -> Tensor:
         """Rows in the order of all experts, so many for each, through them wherever they are."""
         if lane.ep.size == 1:
-            found: Tensor = self.experts(rows, counts)
+            found: Tensor = self.experts(run("dispatch", lambda t: t[token], h), counts, run)
             return found
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=lane.ep.group)
         theirs = theirs.view(lane.ep.size, -1)  # (member, own expert): rows that it sends
         sent, received = counts.view(lane.ep.size, -1).sum(dim=1).tolist(), theirs.sum(dim=1).tolist()
-        arrived = dispatched(rows, lane.ep, sent, received)
         # They arrive by member; experts want them by expert.
-        expert = (
-            torch.arange(theirs.shape[1], device=rows.device).repeat(lane.ep.size).repeat_interleave(theirs.flatten())
-        )
-        order = expert.argsort(stable=True)
-        done = self.experts(arrived[order], theirs.sum(dim=0))
+        own = torch.arange(theirs.shape[1], device=h.device)
+        order = own.repeat(lane.ep.size).repeat_interleave(theirs.flatten()).argsort(stable=True)
+        arrived = run("dispatch", lambda t: dispatched(t[token], lane.ep, sent, received)[order], h)
+        done = self.experts(arrived, theirs.sum(dim=0), run)
         return dispatched(done[order.argsort()], lane.ep, received, sent)
 
-    def _shared(self, normed: Tensor, lane: Lane) -> Tensor:
+    def _shared(self, run: Run, normed: Tensor, lane: Lane) -> Tensor:
         """Of all tokens; under tensor parallelism its width is cut as that of a dense layer."""
-        wide = inner(self.shared_up(lane.enter(normed)), self.experts.activation, gated=True)
-        found: Tensor = self.shared_down(wide, lane)
+        wide = widened(run, lane.enter(normed), self.shared_up, self.repeated, gated=True, prefix="shared_")
+        product = run("shared_activation", lambda *t: inner(t, self.experts.activation, gated=True), *wide)
+        found: Tensor = run("shared_down", lambda t: self.shared_down(t, lane), product)
         return found * self.shared_gate(normed).sigmoid() if self.shape.shared_gate else found

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
+from meshwright.run.kernels import rms_norm, rms_norm_beside
+from meshwright.run.lane import Lane
 from meshwright.run.models.numerics import Numerics
 
 
-def norm(kind: str, width: int, numerics: Numerics) -> nn.Module:
+class RMSNorm(nn.RMSNorm):
+    """One kernel on accelerators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, and its input for the residual."""
+        return rms_norm_beside(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """With the same names."""
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, and its input for the residual."""
+        return self(x), x
+
+
+def norm(kind: str, width: int, numerics: Numerics) -> RMSNorm | LayerNorm:
     """`rms` or `layer`."""
-    return nn.RMSNorm(width, eps=numerics.eps) if kind == "rms" else nn.LayerNorm(width, eps=numerics.eps)
+    return RMSNorm(width, eps=numerics.eps) if kind == "rms" else LayerNorm(width, eps=numerics.eps)
+
+
+def entered(norm: RMSNorm | LayerNorm, x: Tensor, lane: Lane) -> tuple[Tensor, Tensor]:
+    """The norm of x on all members of a tensor-parallel line, and x for the residual."""
+    normed, x = norm.beside(x)
+    return lane.enter(normed), x

@@ -42,6 +42,7 @@ class Routing:
     top_groups: int = 1
     scale: float = 1.0
     corrected: bool = False  # a bias that balances load takes part in the choice, not in the weights
+    balance: float = 0.0  # weight of the loss that keeps experts equally busy
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ def _routing(config: Mapping[str, Any], family: str) -> Routing:
             top_groups=int(config.get("topk_group", 4)), scale=float(config.get("routed_scaling_factor", 2.5)),
             corrected=True,
         )  # fmt: skip
-    return Routing(normalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)))
+    # transformers adds this loss where the config asks for the router's logits.
+    weight = float(config.get("router_aux_loss_coef", 0.001)) if config.get("output_router_logits") else 0.0
+    return Routing(normalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)), balance=weight)
 
 
 def _activation(config: Mapping[str, Any], name: str, default: str) -> str:

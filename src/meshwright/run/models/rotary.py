@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,9 +14,35 @@ from torch import Tensor
 from meshwright.errors import InputError
 
 
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """How fast pairs turn; layers that turn alike share one, so that a micro-batch computes its angles once.
+
+    Always in float32, whatever the model is trained in: at bfloat16 positions past 256 would fall together.
+    """
+
+    inverse: Tensor  # (dim / 2,) radians per position
+    scale: float  # of cosines and sines
+
+    @staticmethod
+    def of(dim: int, theta: float, scaling: Mapping[str, Any]) -> Turns:
+        return _turns(dim, theta, tuple(sorted(scaling.items())))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of (batch, sequence, dim / 2)."""
+        angles = positions.unsqueeze(-1) * self.inverse.to(positions.device)
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+@lru_cache(maxsize=64)
+def _turns(dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]) -> Turns:
+    with torch.device("cpu"):
+        return Turns(*frequencies(dim, theta, dict(scaling)))
+
+
 def frequencies(dim: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
     """(dim / 2,) radians per position, and what cosines and sines are multiplied with."""
-    plain = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    plain = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
         return plain.float(), 1.0
@@ -45,7 +73,7 @@ def _yarn(plain: Tensor, dim: int, theta: float, factor: float, scaling: Mapping
 
     low = max(math.floor(place(float(scaling.get("beta_fast", 32)))), 0)
     high = min(math.ceil(place(float(scaling.get("beta_slow", 1)))), dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
     found = plain / factor * ramp + plain * (1 - ramp)
 
     def scaled(weight: float) -> float:
@@ -58,10 +86,6 @@ def _yarn(plain: Tensor, dim: int, theta: float, factor: float, scaling: Mapping
     return found.float(), float(attention)
 
 
-def rotate(x: Tensor, angles: Tensor, scale: float = 1.0, *, interleaved: bool = False) -> Tensor:
-    """Turn (batch, sequence, head, dim) by (batch, sequence, dim / 2) radians; pairs are half a head apart."""
-    if interleaved:
-        x = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
-    cos, sin = (scale * part.unsqueeze(2) for part in (angles.cos(), angles.sin()))
-    one, two = x.float().chunk(2, dim=-1)
-    return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1).to(x.dtype)
+def halves(x: Tensor) -> Tensor:
+    """Pairs that stand side by side (DeepSeek), half a head apart."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)

@@ -1,0 +1,51 @@
+"""A guard against steps that would do harm: a loss far above its recent level has its update left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_FAR = 6.0  # deviations above the mean
+_MOST = 3.0  # deviations that one loss moves the mean by at most, so that an accepted outlier hides none after it
+_MEMORY = 0.98  # of the running mean and deviation: about the last 50 steps
+_FIRST = 20  # good steps before anything is judged
+_IN_A_ROW = 5  # spikes; after them the level has changed
+
+
+@dataclass
+class Guard:
+    """A running mean of the loss, and of its distance from the mean.
+
+    >>> guard = Guard()
+    >>> [guard.judge(loss) for loss in [2.0, 2.1] * 10 + [9.0, 2.0, math.nan]][-3:]
+    [False, True, False]
+    """
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    good: int = 0  # losses that were taken
+    spikes: int = 0  # in a row
+
+    def judge(self, loss: float) -> bool:
+        """Whether a step with this loss is to be taken; every process finds the same."""
+        if not math.isfinite(loss):
+            return False
+        if self.good >= _FIRST and loss > self.mean + _FAR * self.deviation:
+            self.spikes += 1
+            if self.spikes <= _IN_A_ROW:
+                return False
+            self.good = 0  # another level: learn it anew
+        self.spikes = 0
+        self._learn(loss)
+        return True
+
+    def _learn(self, loss: float) -> None:
+        weight = max(1 / (self.good + 1), 1 - _MEMORY)  # plain means at first
+        away = loss - self.mean if self.good else 0.0
+        if self.good >= _FIRST:
+            away = max(-_MOST * self.deviation, min(away, _MOST * self.deviation))
+        self.mean = self.mean + weight * away if self.good else loss
+        # The mean distance of normal values is 0.8 deviations; 1 % of the mean is never a spike's share.
+        distance = max(1.25 * abs(away), 0.01 * abs(self.mean))
+        self.deviation += weight * (distance - self.deviation)
+        self.good += 1

@@ -1,0 +1,35 @@
+"""Loss scaling for float16 (Micikevicius et al., 2018): gradients are computed so many times larger, and divided again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class LossScale:
+    """Halved when a gradient overflows, whose step is left out; doubled after many good steps.
+
+    >>> scale = LossScale(8.0, every=2)
+    >>> [scale.after(overflow) or scale.value for overflow in (True, False, False)]
+    [4.0, 4.0, 8.0]
+    """
+
+    value: float = 65536.0
+    every: int = 1000  # good steps before it doubles
+    good: int = 0
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> LossScale:
+        """Only float16 needs one: the exponent of bfloat16 is that of float32."""
+        return LossScale() if dtype == torch.float16 else LossScale(1.0, every=2**62)
+
+    def after(self, overflow: bool) -> None:
+        """Move it by what the last step found."""
+        if overflow:
+            self.value, self.good = max(self.value / 2, 1.0), 0
+            return
+        self.good += 1
+        if self.good >= self.every:
+            self.value, self.good = self.value * 2, 0
