@@ -1,88 +1,203 @@
-"""(model, plan, process) -> the parallel model, in one readable order.
+"""(model, plan, process) -> what this process trains, in one readable order.
 
-What a plan asks for and this cannot run yet is refused by name before anything is built.
+1. build the own layers of every span, without memory
+2. cut them: heads, widths, vocabulary, experts
+3. mark the operators that the backward pass repeats, and what is kept elsewhere until then
+4. shard what replicas hold alike (ZeRO)
+5. give them memory and values, a parameter at a time
+6. join spans and stages by bridges
+7. hand the stages and their table to the pipeline's runtime
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.model import Model
-from meshwright.plan import Plan, Span
+from meshwright.plan import Pipeline, Plan, Span
+from meshwright.plan.spans import layers_of
+from meshwright.run.across import Copies
 from meshwright.run.lane import ONE, Groups, Lane
-from meshwright.run.loss import next_tokens, token_losses
-from meshwright.run.models import Context, Decoder, build
-from meshwright.run.sharding import last_micro_batch, local, shard
-from meshwright.run.tensor_parallel import cut, partial
+from meshwright.run.layout import Layout
+from meshwright.run.models import Decoder, fresh
+from meshwright.run.models.numerics import numerics
+from meshwright.run.offload import Place, offload
+from meshwright.run.optimizers.host import keep_on_host
+from meshwright.run.parallel import Parallel
+from meshwright.run.part import Part, SpanPart
+from meshwright.run.pipeline import Train, group_index, halved
+from meshwright.run.recompute import recompute
+from meshwright.run.reduction import Reduction
+from meshwright.run.refusals import refuse
+from meshwright.run.relayout import Bridge, Holding
+from meshwright.run.sharding import shard
+from meshwright.run.stage import Stage
+from meshwright.run.tensor_parallel import cut
+
+Values = Callable[[str, Sequence[int]], Tensor]  # the whole value of a parameter, by name and shape
+Holdings = list[dict[int, Holding]]  # of every span of a stage, by process
 
 
-@dataclass
-class Parallel:
-    """The part of a model that one process trains."""
+@dataclass(frozen=True)
+class _How:
+    """What all spans have in common."""
 
-    decoder: Decoder
-    lane: Lane
-    zero: int = 0  # level at which the replicas shard states
-
-    def loss(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """The sum over the own tokens of whole samples of (batch, sequence), of which `own_samples` are given."""
-        context = Context.of(tokens, documents, self.lane)
-        logits = self.decoder(self.lane.own(tokens), context)
-        return token_losses(logits, self.lane.own(next_tokens(tokens, documents)), self.lane.tp).sum()
-
-    def own_samples(self, batch: Tensor) -> Tensor:
-        """The samples of a micro-batch that this process' replica takes."""
-        return batch.chunk(self.lane.dp.size)[self.lane.dp.rank]
-
-    def sum_gradients(self) -> None:
-        """Over all that hold the same parameters and saw other heads, tokens or samples."""
-        for weight in partial(self.decoder, self.lane):
-            dist.all_reduce(local(weight.grad), group=self.lane.tp.group)
-        experts = {id(weight) for weight in self.decoder.experts()}
-        for weight in self.decoder.parameters() if not self.zero else []:
-            line = self.lane.expert_replicas if id(weight) in experts else self.lane.replicas
-            if line.size > 1:
-                dist.all_reduce(weight.grad, group=line.group)
-
-    def before(self, *, last: bool) -> None:
-        """Tell it whether the next micro-batch is the last of a step."""
-        if self.zero:
-            last_micro_batch(self.decoder, self.zero, last=last)
+    model: Model
+    plan: Plan
+    device: str
+    dtype: torch.dtype
+    value: Values
+    lora: int
+    ranks: dict[int, int]  # of the plan's devices
+    me: int
 
 
-def apply(model: Model, plan: Plan, *, seed: int = 0, groups: Groups | None = None) -> Parallel:
+def apply(
+    model: Model,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    groups: Groups | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    values: Values | None = None,
+    lora: int = 0,
+) -> Parallel:
     """Build what this process runs of a plan; fresh weights are the same under every plan.
 
-    Every process of the plan calls it. `groups` keeps process groups for a later plan on the same processes.
+    Every process of the plan calls it. `groups` keeps process groups for a later plan on the same processes; `values`
+    gives parameters other first values; `lora` trains adapters of that rank instead of the weights.
     """
-    span, ranks = _only_span(plan)
-    lane = Lane.of(span, ranks, groups) if len(ranks) > 1 else ONE
-    decoder = build(model, seed=seed)
-    cut(decoder, lane)
-    zero = span.zero if lane.replicas.size > 1 else 0
+    refuse(plan)
+    facts = numerics(model)
+    value = values or (lambda key, shape: fresh(key, shape, facts.initializer, seed))
+    ranks = {device: rank for rank, device in enumerate(used_devices(plan))}
+    me = dist.get_rank() if dist.is_initialized() else 0
+    how = _How(model, plan, device, dtype, value, lora, ranks, me)
+    mine: dict[int, dict[int, list[SpanPart]]] = {}  # spans of this process, by pipeline and stage
+    holdings: dict[tuple[int, int], Holdings] = {}
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            members = tuple(ranks[device] for device in stage.ranks)
+            for i, span in enumerate(stage.spans):
+                lane = _lane(how, pipeline, span, members, groups)
+                held = {
+                    rank: Holding.of(span, at, pipeline.samples, plan.job.seq_len) for at, rank in enumerate(members)
+                }
+                holdings.setdefault((p, s), []).append(held)
+                if me in members:
+                    found = _span(how, (p, s, i), pipeline, span, lane, members.index(me))
+                    found.holdings = held
+                    mine.setdefault(p, {}).setdefault(s, []).append(found)
+    ((number, stages),) = mine.items()
+    for some in stages.values():
+        for before, after in pairwise(some):
+            after.enter = _bridges(before.holdings, after.holdings, me)
+    spans = [span for some in stages.values() for span in some]
+    train = _train(how, plan.pipelines[number], stages, {s: held for (p, s), held in holdings.items() if p == number})
+    return Parallel(plan, number, spans, train, Copies(spans))
+
+
+def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups | None) -> Lane:
+    kv_heads = {layer.kv_heads for layer in layers_of(how.model, span.layers)}
+    lane = Lane.of(span, members, groups, kv_heads) if len(members) > 1 else ONE
+    # Where backward passes come in halves, sums in chunks would be computed once per half.
+    whole = halved(pipeline) or span.tp == 1
+    return replace(lane, chunks=1 if whole else how.plan.overlap.tensor_chunks)
+
+
+def _span(
+    how: _How, number: tuple[int, int, int], pipeline: Pipeline, span: Span, lane: Lane, position: int
+) -> SpanPart:
+    layers, overlap = layers_of(how.model, span.layers), how.plan.overlap
+    with torch.device("meta"):
+        decoder = Decoder(layers, numerics(how.model))
+    if how.lora:
+        decoder.adapt(how.lora)
+    zero = span.zero if lane.shards.line.size > 1 else 0
+    on_host = span.offload.parameters == 1
+    # Shards are float32 and gathered in the type that is computed in: they need no other copy that is updated.
+    layouts = cut(decoder, lane, torch.float32 if zero else how.dtype)
+    recompute(decoder, dict.fromkeys(layers, span.recompute))
+    if places := _places(how, pipeline, span, position):
+        offload(decoder, places)
     if zero:
-        shard(decoder, lane, zero, "cpu")
-    return Parallel(decoder, lane, zero)
+        split, ahead = halved(pipeline), overlap.parameters
+        shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, on_host=on_host)
+    _fill(decoder, layouts, "cpu" if on_host else how.device, how.value)
+    if on_host:
+        _rest_to(decoder, how.device)
+    keep_on_host(list(decoder.parameters()), span.offload.optimizer)
+    alike = not zero and max(lane.replicas.size, lane.expert_replicas.size) > 1
+    reduction = Reduction(decoder, lane, early=overlap.gradients) if alike else None
+    return SpanPart(number, decoder, lane, zero, layouts, {}, reduction=reduction, early=overlap.gradients)
 
 
-def _only_span(plan: Plan) -> tuple[Span, tuple[int, ...]]:
-    """Of a plan of one stage whose layers are all run alike."""
-    if len(plan.pipelines) > 1 or len(plan.pipelines[0].stages) > 1:
-        raise InputError("pipelines cannot be run yet", field="pp", valid="1")
-    stage = plan.pipelines[0].stages[0]
-    if len(stage.spans) > 1:
-        raise InputError("spans of different strategies cannot be run yet", field="spans", valid="one span")
-    span = stage.spans[0]
-    for name, usual in (
-        ("zero_group", 0),
-        ("recompute", "none"),
-        ("swap", None),
-        ("shares", ()),
-    ):
-        if getattr(span, name) != usual:
-            raise InputError(f"{getattr(span, name)} cannot be run yet", field=name, valid=str(usual))
-    return span, stage.ranks
+def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Place]:
+    """Where activations of a span go: to the host, or to a device of another stage, which must be on the same node."""
+    found = [Place("cpu", span.offload.activations)] if span.offload.activations else []
+    if span.swap:
+        peers = [how.ranks[each] for each in pipeline.stages[span.swap.to].ranks]
+        peer, count = peers[position % len(peers)], torch.cuda.device_count()
+        if not how.device.startswith("cuda"):  # one memory for all processes: a copy stands for the way to the other
+            return [*found, Place("cpu", span.swap.activations)]
+        if peer // count != how.me // count:
+            problem = f"stage {span.swap.to} is on another node"
+            raise InputError(problem, field="swap.to", valid="a stage on the same node")
+        found.append(Place(f"cuda:{peer % count}", span.swap.activations))
+    return found
+
+
+@torch.no_grad()
+def _fill(decoder: Decoder, layouts: dict[str, Layout], device: str, value: Values) -> None:
+    """Memory on the device, and values of the own pieces, of one whole parameter at a time."""
+    decoder.to_empty(device=device)
+    for key, module, kind in decoder.named():
+        whole = value(key, layouts[key].shape)
+        for box, piece in layouts[key].pieces(getattr(module, kind).data):
+            piece.copy_(whole[tuple(slice(*interval) for interval in box)])
+    if decoder.tied:
+        decoder.layer("head").weight = decoder.layer("embed").tokens.weight
+
+
+def _rest_to(decoder: Decoder, device: str) -> None:
+    """What is not sharded is used where it lies: buffers, and experts that nobody else has."""
+    for module in decoder.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    for weight in decoder.parameters():
+        if not isinstance(weight, DTensor):
+            weight.data = weight.data.to(device)
+
+
+def _bridges(before: dict[int, Holding], after: dict[int, Holding], me: int) -> tuple[Bridge, Bridge]:
+    return Bridge.of(before, after, me), Bridge.of(after, before, me)
+
+
+def _train(how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], holdings: dict[int, Holdings]) -> Train:
+    count = len(pipeline.stages)
+    made = []
+    for s, spans in stages.items():
+        part = Part(spans, how.me, last=s == count - 1)
+        like = torch.empty(0, 0, spans[0].decoder.hidden, dtype=how.dtype, device=how.device)
+        stage = Stage(part, s, count, group_index(pipeline, s), count // pipeline.schedule.virtual, like)
+        stage.ahead = how.plan.overlap.pipeline
+        if s:
+            stage.before = _bridges(holdings[s - 1][-1], holdings[s][0], how.me)
+        if s < count - 1:
+            stage.after = _bridges(holdings[s][-1], holdings[s + 1][0], how.me)
+        made.append(stage)
+    return Train(pipeline, made)
+
+
+def used_devices(plan: Plan) -> list[int]:
+    """Devices of the cluster that a plan uses, in order: process i runs on the i-th."""
+    return sorted({device for p in plan.pipelines for stage in p.stages for device in stage.ranks})

@@ -5,6 +5,7 @@ A pair of them brackets every cut: what gathers forward scatters backward, and t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ class Line:
 
 
 ALONE = Line()
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def _gathered(x: Tensor, line: Line, dim: int) -> Tensor:
@@ -42,7 +44,7 @@ def _scattered(x: Tensor, line: Line, dim: int) -> Tensor:
     """The own piece of the sum."""
     pieces = [piece.contiguous() for piece in x.chunk(line.size, dim=dim)]
     found = torch.empty_like(pieces[0])
-    _reduce_scatter(found, torch.cat(pieces), group=line.group)
+    scatter_tensor(found, torch.cat(pieces), group=line.group)
     return found
 
 
@@ -80,54 +82,50 @@ class _Pair(torch.autograd.Function):
         return ctx.back(grads[0]), None, None
 
 
+def _through(x: Tensor, line: Line, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """One way forward and one backward; nothing where there is one member."""
+    found: Tensor = x if line.size == 1 else _Pair.apply(x, there, back)
+    return found
+
+
 def copied(x: Tensor, line: Line) -> Tensor:
     """The same on all members, whose gradients are summed."""
-    return x if line.size == 1 else _Pair.apply(x, lambda t: t.view_as(t), lambda g: _summed(g, line))
+    return _through(x, line, lambda t: t.view_as(t), lambda g: _summed(g, line))
 
 
 def summed(x: Tensor, line: Line) -> Tensor:
     """The sum over all members, each of whom gets its gradient."""
-    return x if line.size == 1 else _Pair.apply(x, lambda t: _summed(t, line), lambda g: g)
+    return _through(x, line, lambda t: _summed(t, line), lambda g: g)
 
 
 def gathered(x: Tensor, line: Line, dim: int) -> Tensor:
     """All pieces; gradients of a piece are summed."""
-    if line.size == 1:
-        return x
-    return _Pair.apply(x, lambda t: _gathered(t, line, dim), lambda g: _scattered(g, line, dim))
+    return _through(x, line, lambda t: _gathered(t, line, dim), lambda g: _scattered(g, line, dim))
 
 
 def scattered(x: Tensor, line: Line, dim: int) -> Tensor:
     """The own piece of the sum over all members."""
-    if line.size == 1:
-        return x
-    return _Pair.apply(x, lambda t: _scattered(t, line, dim), lambda g: _gathered(g, line, dim))
+    return _through(x, line, lambda t: _scattered(t, line, dim), lambda g: _gathered(g, line, dim))
 
 
 def exchanged(x: Tensor, line: Line, cut: int, join: int) -> Tensor:
     """All-to-all: a piece along one dimension to every member, their pieces joined along another."""
-    if line.size == 1:
-        return x
-    return _Pair.apply(x, lambda t: _exchanged(t, line, cut, join), lambda g: _exchanged(g, line, join, cut))
+    return _through(x, line, lambda t: _exchanged(t, line, cut, join), lambda g: _exchanged(g, line, join, cut))
 
 
 def shifted(x: Tensor, line: Line) -> Tensor:
     """What the member before has, in a ring."""
-    return x if line.size == 1 else _Pair.apply(x, lambda t: _shifted(t, line, 1), lambda g: _shifted(g, line, -1))
+    return _through(x, line, lambda t: _shifted(t, line, 1), lambda g: _shifted(g, line, -1))
 
 
 def parted(x: Tensor, line: Line, dim: int) -> Tensor:
     """The own piece of what all members have alike; all get the whole gradient."""
-    if line.size == 1:
-        return x
-    return _Pair.apply(x, lambda t: _piece(t, line, dim), lambda g: _gathered(g, line, dim))
+    return _through(x, line, lambda t: _piece(t, line, dim), lambda g: _gathered(g, line, dim))
 
 
 def joined(x: Tensor, line: Line, dim: int) -> Tensor:
     """All pieces, which all members then have alike: of a gradient that is the same everywhere each takes its piece."""
-    if line.size == 1:
-        return x
-    return _Pair.apply(x, lambda t: _gathered(t, line, dim), lambda g: _piece(g, line, dim))
+    return _through(x, line, lambda t: _gathered(t, line, dim), lambda g: _piece(g, line, dim))
 
 
 def _piece(x: Tensor, line: Line, dim: int) -> Tensor:
@@ -136,12 +134,10 @@ def _piece(x: Tensor, line: Line, dim: int) -> Tensor:
 
 def dispatched(x: Tensor, line: Line, sent: list[int], received: list[int]) -> Tensor:
     """Rows to every member, so many each; what they send, one below the other."""
-    if line.size == 1:
-        return x
 
     def there(t: Tensor, out: list[int], back: list[int]) -> Tensor:
         found = t.new_empty(sum(back), *t.shape[1:])
         dist.all_to_all_single(found, t.contiguous(), back, out, group=line.group)
         return found
 
-    return _Pair.apply(x, lambda t: there(t, sent, received), lambda g: there(g, received, sent))
+    return _through(x, line, lambda t: there(t, sent, received), lambda g: there(g, received, sent))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -17,6 +18,15 @@ Groups = dict[str, Any]  # process groups by the ranks they join
 
 
 @dataclass(frozen=True)
+class Shards:
+    """Replicas that share one set of shards, and those that hold the same shard of other sets."""
+
+    line: Line = ALONE
+    copies: Line = ALONE
+    ranks: Sequence[Sequence[int]] = ()  # (set, shard), of which this process is one
+
+
+@dataclass(frozen=True)
 class Lane:
     """One process in the grid of a span; the default stands alone."""
 
@@ -28,10 +38,17 @@ class Lane:
     ep: Line = ALONE  # experts fold over the same processes: etp over adjacent ones, then ep, then their replicas
     etp: Line = ALONE
     expert_replicas: Line = ALONE
+    shards: Shards = Shards()  # how ZeRO cuts what the replicas hold
+    expert_shards: Shards = Shards()
+    everyone: Line = ALONE  # that share the tokens of a micro-batch
+    sharers: Mapping[int, Line] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
     sp: bool = False
+    chunks: int = 1  # that the sums of tensor parallelism are cut into
 
     @staticmethod
-    def of(strategy: Strategy, ranks: tuple[int, ...], made: Groups | None = None) -> Lane:
+    def of(
+        strategy: Strategy, ranks: tuple[int, ...], made: Groups | None = None, kv_heads: Iterable[int] = ()
+    ) -> Lane:
         """Every process of the world calls this for every span, in the same order.
 
         `made` keeps groups by the processes they join: each has threads and connections of its own.
@@ -44,7 +61,14 @@ class Lane:
         tp, ulysses, ring, dp = (_line(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp"))
         replicas = _line(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")], made)
         others, ep, etp = (_line(folded, [dim], made) for dim in range(3))
-        return Lane(tp, ulysses, ring, dp, replicas, ep, etp, others, strategy.sp)
+        apart = [names.index(axis) for axis in names if axis != "tp"]
+        shards = _shards(grid, apart, strategy.shards(replicas.size), made)
+        expert_shards = _shards(folded, [0], strategy.shards(others.size), made)
+        sharers = {strategy.tp // heads for heads in kv_heads if heads and strategy.tp > heads}
+        among = {few: _shards(grid, [names.index("tp")], few, made).line for few in sorted(sharers)}
+        everyone = _line(grid, list(range(grid.dim())), made)
+        whole = (tp, ulysses, ring, dp, replicas, ep, etp, others)
+        return Lane(*whole, shards, expert_shards, everyone, among, strategy.sp)
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
@@ -81,6 +105,14 @@ def _line(grid: Tensor, kept: list[int], made: Groups) -> Line:
         made[str(every)] = dist.new_subgroups_by_enumeration(every)[0]
     mine: list[int] = next((row for row in every if dist.get_rank() in row), [])
     return Line(size, mine.index(dist.get_rank()) if mine else 0, made[str(every)])
+
+
+def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
+    """Of the processes that differ in some dimensions: so many adjacent ones, and those at the same place among them."""
+    rest = [i for i in range(grid.dim()) if i not in kept]
+    flat = grid.permute(*rest, *kept).reshape(-1, prod(grid.shape[i] for i in kept) // few, few)
+    mine = [table for table in flat.tolist() if any(dist.get_rank() in row for row in table)]
+    return Shards(_line(flat, [2], made), _line(flat, [1], made), mine[0] if mine else [])
 
 
 ONE = Lane()  # no cut at all

@@ -1,0 +1,159 @@
+"""AdamW (Loshchilov and Hutter, 2019) with both moments in 8 bits.
+
+Moments are kept by blocks of 256 values that share a scale (Dettmers et al., "8-bit Optimizers via Block-wise
+Quantization", 2022), in codes that are finer near nothing: m = scale * c |c| / 127^2 and v = scale * (c / 255)^4, so that
+the root of v, by which Adam divides, spans five decades. They are rounded up or down by chance: with beta2 = 0.999 a
+second moment changes by less than half a code per step, and would never move if rounded to the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.run.kernels.device import fused
+from meshwright.run.sharding import local
+
+_BLOCK = 256
+_NONE = 128  # the code of a first moment of nothing
+_Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # codes of the first and second, scales of the first and second
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """2.03 bytes of state per parameter. Parameters in bfloat16 are rounded by chance too and need no other copy.
+
+    Sharded parameters are updated shard by shard. Checkpoints hold moments in float32; under the plan that wrote them they
+    become the same codes again, bit by bit, under another plan, whose blocks are others, the nearest ones. A run that goes
+    on rounds by other chances than one that never stopped.
+
+    >>> weight = torch.nn.Parameter(torch.ones(4))
+    >>> weight.grad = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    >>> AdamW8bit([weight], lr=0.1, weight_decay=0.0).step()
+    >>> weight.detach()
+    tensor([0.9000, 1.1000, 0.9000, 1.0000])
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def states(self, weight: Tensor) -> dict[str, Tensor]:
+        """Copies of both moments in the shape of the local weight, as float32 in host memory."""
+        own = local(weight.detach())
+        return dict(zip(("first", "second"), _wide(self._state(weight)["moments"], own), strict=True))
+
+    def restore(self, weight: Tensor, states: dict[str, Tensor], step: int) -> None:
+        """Take over what a checkpoint has written into such copies."""
+        state = self._state(weight)
+        state["step"] = step
+        _narrow(states["first"], states["second"], state["moments"])
+
+    def _state(self, weight: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[weight]
+        if not state:
+            state.update(step=0, moments=_nothing(local(weight.detach())))
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.update(weight, group)
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, group: dict[str, Any]) -> None:
+        """Of one parameter, by its gradient."""
+        state = self._state(weight)
+        own, grad = local(weight), local(weight.grad).contiguous()
+        state["step"] += 1
+        if not own.numel():  # fewer rows than shards
+            return
+        beta1, beta2 = group["betas"]
+        correct = (1 - beta1 ** state["step"], 1 - beta2 ** state["step"])
+        numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], *correct)
+        rounds = own.dtype == torch.bfloat16
+        if fused(own):
+            from meshwright.run.kernels.triton import adam8bit as kernel
+
+            seed = int(torch.randint(0, 2**31 - 1, ()))
+            kernel.update(own, grad, state["moments"], _BLOCK, seed, numbers, rounds)
+        else:
+            _update(own, grad, state["moments"], numbers, rounds)
+
+
+def _nothing(weight: Tensor) -> _Moments:
+    blocks = -(-weight.numel() // _BLOCK)
+
+    first, second = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
+    scales = torch.zeros(2, blocks, dtype=torch.float32, device=weight.device)
+    return first.fill_(_NONE), second, scales[0], scales[1]
+
+
+def _wide(moments: _Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """In float32, in host memory."""
+    first, second, first_scale, second_scale = moments
+    code = (first.float() - _NONE) / 127
+    m = code * code.abs() * _spread(first_scale, first)
+    v = (second.float() / 255) ** 4 * _spread(second_scale, second)
+    return m.view(weight.shape).to("cpu", copy=True), v.view(weight.shape).to("cpu", copy=True)
+
+
+def _narrow(m: Tensor, v: Tensor, moments: _Moments) -> None:
+    """To the nearest codes: those that `_wide` read, if blocks are the same."""
+    first, second, first_scale, second_scale = moments
+    m, v = (wide.flatten().to(first.device) for wide in (m, v))
+    for scale, size, codes, power, most in ((first_scale, m.abs(), first, 2, 127), (second_scale, v, second, 4, 255)):
+        scale.copy_(_largest(size))
+        parts = size / _spread(scale, size).clamp(min=1.2e-38)
+        codes.copy_((parts ** (1 / power) * most).round())
+    first.copy_(first * m.sign() + _NONE)
+    second.copy_(second.clamp(min=1).where(v > 0, 0))
+
+
+def _largest(size: Tensor) -> Tensor:
+    """Of every block."""
+    return torch.nn.functional.pad(size, (0, -len(size) % _BLOCK)).view(-1, _BLOCK).amax(dim=1)
+
+
+def _update(weight: Tensor, grad: Tensor, moments: _Moments, numbers: tuple[float, ...], rounds: bool) -> None:
+    """What the kernel does, in plain steps."""
+    rate, beta1, beta2, eps, decay, correct1, correct2 = numbers
+    first, second, first_scale, second_scale = moments
+    g, w = grad.flatten().float(), weight.flatten().float()
+    code = (first.float() - _NONE) / 127
+    m = beta1 * code * code.abs() * _spread(first_scale, w) + (1 - beta1) * g
+    v = beta2 * (second.float() / 255) ** 4 * _spread(second_scale, w) + (1 - beta2) * g * g
+    w = w * (1 - rate * decay) - rate * (m / correct1) / ((v / correct2).sqrt() + eps)
+    weight.copy_((_rounded(w) if rounds else w).view_as(weight))
+    for scale, value in ((first_scale, m.abs()), (second_scale, v)):
+        scale.copy_(_largest(value))
+    code = _coded(m.abs(), first_scale, 2, 127)
+    first.copy_(code * m.sign() + _NONE)
+    second.copy_(_coded(v, second_scale, 4, 255).clamp(min=1).where(v > 0, 0.0))
+
+
+def _coded(value: Tensor, scale: Tensor, power: int, most: int) -> Tensor:
+    """The code below or above: the upper one as often as makes the mean of the values right, not that of the codes.
+
+    A bias of the mean would be multiplied by 1 / (1 - beta) over the steps.
+    """
+    size = value / _spread(scale, value).clamp(min=1.2e-38) * most**power
+    low = (size ** (1 / power)).floor().clamp(max=most - 1)
+    chance = (size - low**power) / ((low + 1) ** power - low**power)
+    return low + (torch.rand_like(size) < chance)
+
+
+def _spread(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.repeat_interleave(_BLOCK)[: len(like)]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To bfloat16, up or down by chance: the mean over many is the value itself."""
+    bits = x.view(torch.int32) + torch.randint_like(x, 0, 2**16, dtype=torch.int32)
+    return (bits & -(2**16)).view(torch.float32).to(torch.bfloat16)

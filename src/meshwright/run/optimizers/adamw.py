@@ -1,0 +1,95 @@
+"""AdamW (Loshchilov and Hutter, 2019) on whatever part of a parameter a process has.
+
+Moments are float32, or bfloat16 by choice. 16-bit parameters have a float32 copy that is updated, since a step is often
+smaller than the last bit of a 16-bit weight. Weights that are marked so (`host.py`) have all this in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from meshwright.run.optimizers.host import Send, on_host, pinned, visits
+from meshwright.run.sharding import local
+
+
+class AdamW(torch.optim.Optimizer):
+    """State lies beside the local part of every parameter, in its shape.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> weight.grad = torch.tensor([1.0, -1.0])
+    >>> AdamW([weight], lr=0.1, weight_decay=0.0).step()
+    >>> weight.detach()
+    tensor([0.9000, 1.1000])
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8,
+        weight_decay: float = 0.1, moments: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.moments = moments
+
+    def states(self, weight: Tensor) -> dict[str, Tensor]:
+        """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            own = local(weight.detach())
+            make = pinned if on_host(weight) else torch.empty_like
+            state["first"], state["second"] = (make(own, dtype=self.moments).zero_() for _ in range(2))
+            if own.dtype != torch.float32:
+                state["master"] = make(own, dtype=torch.float32).copy_(own)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            every = [weight for weight in group["params"] if weight.grad is not None]
+            here = [weight for weight in every if not on_host(weight)]
+            plain = [weight for weight in here if weight.dtype == torch.float32 == self.moments]
+            if plain:
+                self._update(plain, group)
+            for weight in here:
+                if weight.dtype != torch.float32 or self.moments != torch.float32:
+                    self._update([weight], group)  # one at a time: float32 gradients are short-lived
+            for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
+                self._update_on_host(weight, grad, group, send)
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        states = [self.states(weight) for weight in weights]
+        own = [local(weight.detach()) for weight in weights]
+        masters = [state.get("master", weight) for state, weight in zip(states, own, strict=True)]
+        self._adamw(masters, [local(weight.grad) for weight in weights], states, group, fused=own[0].is_cuda)
+        for weight, master in zip(own, masters, strict=True):
+            if master is not weight:
+                weight.copy_(master)
+
+    def _update_on_host(self, weight: Tensor, grad: Tensor, group: dict[str, Any], send: Send) -> None:
+        state, own = self.states(weight), local(weight.detach())
+        master = state.get("master", own).cpu()
+        self._adamw([master], [grad], [state], group, fused=own.is_cuda)
+        if master is not own:
+            send(master)
+
+    def _adamw(
+        self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any],
+        *, fused: bool,
+    ) -> None:  # fmt: skip
+        firsts, seconds = ([state[name].float() for state in states] for name in ("first", "second"))
+        if weights[0].numel():
+            adamw(
+                weights, [grad.float() for grad in grads], firsts, seconds, [],
+                [torch.tensor(float(group["step"] - 1), device=weight.device) for weight in weights],
+                foreach=not fused, fused=fused, amsgrad=False, maximize=False,
+                lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
+                weight_decay=group["weight_decay"],
+            )  # fmt: skip
+        for state, first, second in zip(states, firsts, seconds, strict=True):
+            if first is not state["first"]:
+                state["first"].copy_(first)
+                state["second"].copy_(second)

@@ -1,0 +1,46 @@
+"""The optimizer that a job names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError
+from meshwright.run.optimizers.adam8bit import AdamW8bit
+from meshwright.run.optimizers.adamw import AdamW
+from meshwright.run.optimizers.host import on_host
+from meshwright.run.optimizers.sgd import SGD
+from meshwright.run.refusals import OPTIMIZERS
+from meshwright.run.sharding import local
+
+
+def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_decay: float) -> Any:
+    """Norms and biases do not decay."""
+    weights = [weight for weight in weights if weight.requires_grad]
+    groups = [
+        {"params": [w for w in weights if w.dim() > 1], "weight_decay": weight_decay},
+        {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]] or groups[:1]  # a stage may have nothing that is trained
+    if name in ("adamw", "adamw-16bit"):
+        return AdamW(groups, lr=lr, moments=torch.float32 if name == "adamw" else torch.bfloat16)
+    if any(map(on_host, weights)):
+        problem = f"{name} cannot keep its states on the host"
+        raise InputError(problem, field="offload.optimizer", valid="0, or the optimizer adamw or adamw-16bit")
+    if name == "adamw-8bit":
+        return AdamW8bit(groups, lr=lr)
+    if name in ("sgd", "sgd-momentum"):
+        return SGD(groups, lr=lr, momentum=0.9 if name == "sgd-momentum" else 0.0)
+    raise InputError(f"{name} cannot be run yet", field="job.optimizer", valid=", ".join(OPTIMIZERS))
+
+
+@torch.no_grad()
+def restore(optimizer: Any, weight: Tensor, states: dict[str, Tensor], step: int) -> None:
+    """A checkpoint has been read into `states`: 8-bit moments are made of them, a 16-bit weight follows its copy."""
+    if isinstance(optimizer, AdamW8bit):
+        optimizer.restore(weight, states, step)
+    elif "master" in states:
+        local(weight.detach()).copy_(states["master"])

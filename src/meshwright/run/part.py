@@ -1,0 +1,90 @@
+"""What one process trains of one stage: its spans of layers, each cut its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from meshwright.run.lane import Lane
+from meshwright.run.layout import Interval, Layout
+from meshwright.run.loss import next_tokens
+from meshwright.run.models import Context, Decoder
+from meshwright.run.reduction import Reduction
+from meshwright.run.relayout import Bridge, Holding, relaid
+from meshwright.run.sharding import finish, last_micro_batch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Whole samples of a micro-batch, from some sample on: (sample, sequence)."""
+
+    tokens: Tensor
+    documents: Tensor | None = None
+    first: int = 0
+
+    def own(self, samples: Interval) -> tuple[Tensor, Tensor | None]:
+        """Tokens and documents of some samples."""
+        rows = slice(samples[0] - self.first, samples[1] - self.first)
+        return self.tokens[rows], None if self.documents is None else self.documents[rows]
+
+
+@dataclass
+class SpanPart:
+    """Consecutive layers that are cut alike."""
+
+    number: tuple[int, int, int]  # pipeline, stage, span
+    decoder: Decoder
+    lane: Lane
+    zero: int
+    layouts: dict[str, Layout]
+    holdings: dict[int, Holding]  # of every process of the stage
+    enter: tuple[Bridge, Bridge] | None = None  # from the span before in the same stage, and back
+    reduction: Reduction | None = None  # over replicas that hold everything alike
+    early: bool = True  # gradients are summed under the backward pass
+
+
+class Part(nn.Module):
+    """The spans of one stage, one after the other."""
+
+    def __init__(self, spans: Sequence[SpanPart], rank: int, *, last: bool) -> None:
+        super().__init__()
+        self.spans = list(spans)
+        self.last = last
+        self.decoders = nn.ModuleList([span.decoder for span in spans])
+        self.own = [span.holdings[rank].samples for span in spans]
+
+    def forward(self, x: Tensor | None, batch: MicroBatch, divisor: float, *, halved: bool = False) -> Tensor:
+        """What the stage before hands on (nothing: tokens) -> what the next takes, or the loss over `divisor`.
+
+        The loss is the sum over the tokens that this process has.
+        """
+        for span, samples in zip(self.spans, self.own, strict=True):
+            tokens, documents = batch.own(samples)
+            context = Context.of(tokens, documents, span.lane, divisor, halved=halved)
+            if span.enter and x is not None:
+                x = relaid(x, *span.enter)
+            targets = span.lane.own(next_tokens(tokens, documents)) if "head" in span.decoder.names else None
+            x = span.decoder(span.lane.own(tokens) if x is None else x, context, targets)
+        assert x is not None
+        return x / divisor if self.last else x
+
+    def predicted(self, batch: MicroBatch) -> Tensor:
+        """How many of its tokens have a next one, in the last stage."""
+        tokens, documents = batch.own(self.own[-1])
+        return (self.spans[-1].lane.own(next_tokens(tokens, documents)) >= 0).sum()
+
+    def before(self, *, last: bool, split: bool) -> None:
+        """Tell it whether the next backward pass is the last of a step, and whether it comes in two halves."""
+        for span in self.spans:
+            if span.zero:
+                last_micro_batch(span.decoder, span.zero, last=last, late=split or not span.early)
+            elif span.reduction and last:
+                span.reduction.begin()
+
+    def after(self, *, split: bool) -> None:
+        """After the last backward pass of a step."""
+        for span in self.spans:
+            if span.zero and (split or not span.early):
+                finish(span.decoder, gathered=split)

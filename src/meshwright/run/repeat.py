@@ -1,0 +1,187 @@
+"""Operators that are run again in the backward pass instead of keeping what they made.
+
+A layer runs its operators by name. The output of a repeated one is handed on as usual; where a later operator would
+keep it for its backward pass, a note of its origin is kept in its place. Whoever needs it in the backward pass first has
+the operator run again, from inputs that are kept or, if they come from repeated operators too, run again before. Nothing
+else is kept of a repeated operator, so that any set of names works and memory falls by what the cost model counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
+
+Run = Callable[..., Any]  # run(name, function, *tensors): what the function returns for them
+
+
+def plainly(name: str, function: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Keep all that autograd keeps."""
+    return function(*inputs)
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor lies in its storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> View:
+        return View(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def on(self, base: Tensor) -> Tensor:
+        return base.as_strided(self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A tensor that a repeated operator makes: lying in one of its outputs, or among what its own functions keep."""
+
+    by: _Repeated
+    index: int
+    inside: bool
+    view: View
+
+    def tensor(self) -> Tensor:
+        return self.by.made(self.index, inside=self.inside, view=self.view)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else [one for one in found if isinstance(one, Tensor)]
+
+
+class _Repeated:
+    """One run of an operator, and how to run it again."""
+
+    def __init__(self, layer: _Operators, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+        self.function, self.module, self.unpack = function, layer.module, layer.unpack
+        self.kept = [layer.pack(one.detach()) for one in inputs]
+        self.needs = [one.requires_grad for one in inputs]
+        self.asked = self.left = 0  # notes of what this made; once all have been answered, it is let go
+        self.outputs: list[Tensor] = []
+        self.saved: list[Tensor] = []
+
+    def note(self, index: int, tensor: Tensor, *, inside: bool) -> _Made:
+        self.asked += 1
+        self.left += 1
+        return _Made(self, index, inside, View.of(tensor))
+
+    def made(self, index: int, *, inside: bool, view: View) -> Tensor:
+        if not self.outputs:
+            self._again()
+        found = self.saved[index] if inside else view.on(self.outputs[index])
+        self.left -= 1
+        if not self.left:
+            self.left, self.outputs, self.saved = self.asked, [], []
+        return found
+
+    def _again(self) -> None:
+        inputs = [
+            self.unpack(one).detach().requires_grad_(need) for one, need in zip(self.kept, self.needs, strict=True)
+        ]
+        given = _given(self.module, inputs)
+        saved: list[Tensor] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in given:
+                saved.append(tensor.detach())
+            return tensor
+
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            outputs = _tensors(self.function(*inputs))
+        self.outputs, self.saved = [one.detach() for one in outputs], saved
+
+
+def _given(module: nn.Module, inputs: Iterable[Tensor]) -> set[int]:
+    """Storages that an operator does not make: of its inputs and of parameters; and that of empty tensors.
+
+    Parameters that lie sharded while an operator runs are not its own: experts, which are gathered by themselves.
+    """
+    own = (one for one in module.parameters() if not isinstance(one, DTensor))
+    return {0, *(_storage(one) for one in (*inputs, *own))}
+
+
+class Keeper:
+    """How tensors that stay for the backward pass are kept: as they are."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        return tensor
+
+    def unpack(self, kept: Any) -> Tensor:
+        found: Tensor = kept
+        return found
+
+
+class _Operators:
+    """The operators of one layer during one forward pass."""
+
+    def __init__(self, module: nn.Module, names: frozenset[str], keeper: Keeper) -> None:
+        self.module, self.names, self.keeper = module, names, keeper
+        self.origin: dict[int, tuple[_Repeated, int]] = {}  # of a storage: what made it, and as which output
+        self.alive: list[Tensor] = []  # so that no storage gets the address of another
+
+    def pack(self, tensor: Tensor) -> Any:
+        made = self.origin.get(_storage(tensor))
+        return made[0].note(made[1], tensor, inside=False) if made else self.keeper.pack(tensor)
+
+    def unpack(self, kept: Any) -> Tensor:
+        return kept.tensor() if isinstance(kept, _Made) else self.keeper.unpack(kept)
+
+    def run(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        if name not in self.names:
+            return function(*inputs)
+        frame, given, count = _Repeated(self, function, inputs), _given(self.module, inputs), 0
+
+        def pack(tensor: Tensor) -> Any:
+            nonlocal count
+            if _storage(tensor) in given:
+                return self.pack(tensor)
+            count += 1
+            return frame.note(count - 1, tensor, inside=True)
+
+        with saved_tensors_hooks(pack, self.unpack):
+            found = function(*inputs)
+        for index, output in enumerate(_tensors(found)):
+            if _storage(output) not in given:
+                self.origin.setdefault(_storage(output), (frame, index))
+                self.alive.append(output.detach())
+        return found
+
+
+@contextmanager
+def operators(layer: nn.Module) -> Iterator[Run]:
+    """Run the operators of a layer; those named in its `repeated` run again in the backward pass.
+
+    >>> layer = nn.Module()
+    >>> layer.repeated, layer.keeper = frozenset({"square"}), None
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with operators(layer) as run:
+    ...     y = run("cube", lambda t: t * t * t, run("square", lambda t: t * t, x))
+    >>> y.sum().backward()
+    >>> x.grad
+    tensor([6., 6., 6.])
+    """
+    names, keeper = layer.repeated, layer.keeper
+    if not (names or keeper) or not torch.is_grad_enabled():
+        yield plainly
+        return
+    found = _Operators(layer, names, keeper or Keeper())
+    try:
+        with saved_tensors_hooks(found.pack, found.unpack):
+            yield found.run
+    finally:  # autograd holds on to the hooks, and with them to all this
+        found.origin.clear()
+        found.alive.clear()

@@ -1,0 +1,123 @@
+"""Every name of PyTorch that is not public, in one place. Seen in torch 2.11 and 2.13."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.multiprocessing.reductions import StorageWeakRef
+
+__all__ = [
+    "Action",
+    "Runtime",
+    "StorageWeakRef",
+    "default_store",
+    "finish_reduction",
+    "scaled_mm",
+    "stage_backward",
+    "stage_backward_input",
+    "stage_backward_weight",
+]
+
+Action = _Action
+scaled_mm = torch._scaled_mm
+# It prints the whole table when a peer is lost; a run says in one line why it ends.
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+
+
+class Runtime(_PipelineScheduleRuntime):
+    """PyTorch's runtime of action tables; our stages know the shapes they exchange and need no rehearsal."""
+
+    def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def prepare(self, table: dict[int, list[Any]]) -> None:
+        """Add sends and receives to a table of computations."""
+        self.pipeline_order = table
+        self._prepare_schedule_with_comms(table)
+
+    def run(self, micro_batches: list[tuple[Any, ...]], losses: list[Any], *, backward: bool) -> None:
+        """One step."""
+        self._has_backward = backward
+        for stage in self._stages:
+            stage.has_backward = backward
+        count = len(micro_batches)
+        self._step_microbatches(micro_batches, [{} for _ in range(count)], [None] * count, losses, return_outputs=False)
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[0]
+
+
+@cache
+def can_split() -> bool:
+    """Whether a backward pass can be run in halves through functions of our own (torch 2.13 can, 2.11 cannot)."""
+    x, weight = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    with torch.enable_grad():
+        node = _Same.apply(x, weight).grad_fn
+    try:
+        torch.autograd.grad([GradientEdge(node, 0)], [weight], [torch.ones(1)])
+    except RuntimeError:
+        return False
+    return True
+
+
+def finish_reduction(module: FSDPModule) -> None:
+    """Scatter gradients that were left whole: what a backward pass does at its end, for one that was run in halves."""
+    state = fully_shard.state(module)
+    for each in state._state_ctx.all_states:
+        groups = each._fsdp_param_groups if hasattr(each, "_fsdp_param_groups") else [each._fsdp_param_group]
+        for group in groups:
+            if group:
+                group.post_backward()
+    state._root_post_backward_final_callback()
+
+
+def gather_in_background(module: FSDPModule) -> None:
+    """Gathers of parameters return at once and are waited for when the parameters are used."""
+    module._set_unshard_async_op(True)
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of (batch, head, token, dim) and the logarithms of its softmax's sums, (batch, head, token)."""
+    if q.is_cuda:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        return found[0], found[1]
+    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out, total
+
+
+def flash_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, from outputs and sums over these keys and any others."""
+    if not q.is_cuda:
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        cpu: tuple[Tensor, Tensor, Tensor] = backward(d_out, q, k, v, out, total, 0.0, causal, scale=scale)
+        return cpu
+    seed = torch.zeros(2, dtype=torch.int64, device=q.device)
+    sizes = (None, None, q.shape[2], k.shape[2])
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    cuda: tuple[Tensor, Tensor, Tensor] = backward(
+        d_out, q, k, v, out, total, *sizes, 0.0, causal, seed, seed[:0], scale=scale
+    )
+    return cuda
+
+
+def default_store() -> Any:
+    """Where processes find each other."""
+    return distributed_c10d._get_default_store()
