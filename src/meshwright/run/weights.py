@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import Tensor
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.model import Model
-from meshwright.run.models.decoder import Decoder
+from meshwright.model.attention import LatentAttention
+from meshwright.run.models.decoder import Decoder, fresh
+from meshwright.run.models.linear import merged
 from meshwright.run.models.numerics import config_of
 
 _SHARD = 4 * 2**30  # bytes of a file
@@ -51,18 +53,12 @@ class Recipe:
         return tensor.t() if self.transposed and tensor.dim() == 2 else tensor
 
 
-def recipes(model: Model, decoder: Decoder) -> dict[str, Recipe]:
-    """Of every parameter and buffer of some layers, by its name in the decoder."""
+def recipe(model: Model, key: str) -> Recipe:
+    """Of a parameter or buffer, by the name that it has under every plan."""
     family = str(config_of(model)["model_type"])
-    found: dict[str, Recipe] = {}
-    for name in decoder.names:
-        module = decoder.layer(name)
-        for own in module.state_dict():
-            if name == "head" and decoder.tied:
-                continue
-            key = f"layers.{name.replace('.', '_')}.{own}"
-            found[key] = _gpt2(name, own) if family == "gpt2" else _llama(name, own, family, module)
-    return found
+    layer = next(layer for layer in model.layers if key.startswith(f"{layer.name}."))
+    own = key[len(layer.name) + 1 :]
+    return _gpt2(layer.name, own) if family == "gpt2" else _llama(layer.name, own, family, layer.shape)
 
 
 def _gpt2(layer: str, own: str) -> Recipe:
@@ -96,21 +92,22 @@ _DENSE = {
 }  # fmt: skip
 
 
-def _llama(layer: str, own: str, family: str, module: Any) -> Recipe:
+def _llama(layer: str, own: str, family: str, shape: Any) -> Recipe:
     if layer in _ENDS:
         return Recipe(((_ENDS[layer],),))
     _, index, part = layer.split(".")
     at = f"model.layers.{index}"
     if part == "moe":
-        return _mixture(at, own, family, module)
+        return _mixture(at, own, family, shape)
     inside, kind = own.rsplit(".", 1)
-    names = _DENSE if part == "mlp" else _LATENT if hasattr(module, "kv_down") else _ATTENTION
-    if inside == "q_up" and not hasattr(module, "q_down"):
+    latent = isinstance(shape, LatentAttention)
+    names = _DENSE if part == "mlp" else _LATENT if latent else _ATTENTION
+    if inside == "q_up" and not shape.q_rank:
         return Recipe(((f"{at}.self_attn.q_proj.{kind}",),))
     return Recipe((tuple(f"{at}.{name}.{kind}" for name in names[inside]),))
 
 
-def _mixture(at: str, own: str, family: str, module: Any) -> Recipe:
+def _mixture(at: str, own: str, family: str, shape: Any) -> Recipe:
     mixtral = family == "mixtral"
     body = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
     shared = "shared_expert" if family == "qwen2_moe" else "shared_experts"
@@ -126,25 +123,38 @@ def _mixture(at: str, own: str, family: str, module: Any) -> Recipe:
         return Recipe((simple[own],))
     up, down = (("w1", "w3"), ("w2",)) if mixtral else (("gate_proj", "up_proj"), ("down_proj",))
     parts = up if own == "experts.up" else down
-    every = range(module.shape.experts)
+    every = range(shape.experts)
     return Recipe(tuple(tuple(f"{body}.experts.{e}.{p}.weight" for p in parts) for e in every), stacked=True)
+
+
+def values_from(model: Model, folder: str | Path, seed: int = 0) -> Callable[[str, Sequence[int]], Tensor]:
+    """Whole parameters by name and shape, each read when it is asked for; adapters are in no file, and fresh."""
+    where = _files(Path(folder))
+
+    def value(key: str, shape: Sequence[int]) -> Tensor:
+        if of_adapter(key):
+            return fresh(key, shape, 0.0, seed)
+        how = recipe(model, key)
+        names = [name for parts in how.tensors for name in parts]
+        missing = [name for name in names if name not in where]
+        if missing:
+            raise InputError(f"has no tensor '{missing[0]}'", file=str(folder), valid=f"weights of {model.name}")
+        found = how.joined({name: _read(where[name], name) for name in names})
+        if found.shape != torch.Size(shape):
+            said, needed = list(found.shape), list(shape)
+            raise InputError(f"'{names[0]}' makes {said}, {model.name} needs {needed}", file=str(folder))
+        return found
+
+    return value
 
 
 @torch.no_grad()
 def read_weights(model: Model, decoder: Decoder, folder: str | Path) -> None:
     """Fill a decoder from the safetensors files of a folder, a parameter at a time."""
-    where = _files(Path(folder))
-    state = decoder.state_dict(keep_vars=True)
-    for key, recipe in recipes(model, decoder).items():
-        names = [name for parts in recipe.tensors for name in parts]
-        missing = [name for name in names if name not in where]
-        if missing:
-            raise InputError(f"has no tensor '{missing[0]}'", file=str(folder), valid=f"weights of {model.name}")
-        value = recipe.joined({name: _read(where[name], name) for name in names})
-        if value.shape != state[key].shape:
-            said, needed = (list(tensor.shape) for tensor in (value, state[key]))
-            raise InputError(f"'{names[0]}' makes {said}, {model.name} needs {needed}", file=str(folder))
-        state[key].copy_(value)
+    value = values_from(model, folder)
+    for key, module, kind in decoder.named():
+        weight = getattr(module, kind)
+        weight.copy_(value(key, weight.shape))
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -168,28 +178,55 @@ def _read(file: Path, name: str) -> Tensor:
 
 
 def write_weights(model: Model, decoder: Decoder, folder: str | Path, shard: int = _SHARD) -> None:
-    """The config and the weights as transformers reads them, in files of about `shard` bytes."""
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    state, weights, total = decoder.state_dict(), {}, 0
-    pending: dict[str, Tensor] = {}
-    files: list[str] = []
+    """The config and the weights as transformers reads them, adapters merged, in files of about `shard` bytes."""
+    with Writer(model, folder, shard) as writer:
+        for key, module, kind in decoder.named():
+            weight = getattr(module, kind).detach()
+            if kind == "weight" and getattr(module, "lora", None) is not None:
+                weight = merged(weight, module.lora.a.detach(), module.lora.b.detach())
+            if not of_adapter(key):
+                writer.add(key, weight)
 
-    def flush() -> None:
-        files.append(f"model-{len(files) + 1:05d}.safetensors")
-        save_file(pending, target / files[-1], metadata={"format": "pt"})
-        weights.update(dict.fromkeys(pending, files[-1]))
-        pending.clear()
 
-    for key, recipe in recipes(model, decoder).items():
-        for name, tensor in recipe.parted(state[key], _rows(model, recipe)):
-            if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > shard:
-                flush()
-            pending[name] = tensor.cpu()
-            total += tensor.nbytes
-    flush()
-    _write(target / _INDEX, {"metadata": {"total_size": total}, "weight_map": weights})
-    _write(target / "config.json", _config(model))
+def of_adapter(key: str) -> bool:
+    """Whether a parameter is an adapter's."""
+    return key.endswith((".lora.a", ".lora.b"))
+
+
+class Writer:
+    """Takes whole parameters one at a time; the folder is complete when it is left without an error."""
+
+    def __init__(self, model: Model, folder: str | Path, shard: int = _SHARD) -> None:
+        self.model, self.target, self.shard = model, Path(folder), shard
+        self._pending: dict[str, Tensor] = {}
+        self._weights: dict[str, str] = {}
+        self._total, self._files = 0, 0
+
+    def __enter__(self) -> Writer:
+        self.target.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def add(self, key: str, parameter: Tensor) -> None:
+        """By the name that it has under every plan."""
+        how = recipe(self.model, key)
+        for name, tensor in how.parted(parameter, _rows(self.model, how)):
+            if self._pending and sum(t.nbytes for t in self._pending.values()) + tensor.nbytes > self.shard:
+                self._flush()
+            self._pending[name] = tensor.cpu()
+            self._total += tensor.nbytes
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+            _write(self.target / _INDEX, {"metadata": {"total_size": self._total}, "weight_map": self._weights})
+            _write(self.target / "config.json", _config(self.model))
+
+    def _flush(self) -> None:
+        self._files += 1
+        file = f"model-{self._files:05d}.safetensors"
+        save_file(self._pending, self.target / file, metadata={"format": "pt"})
+        self._weights |= dict.fromkeys(self._pending, file)
+        self._pending = {}
 
 
 def _rows(model: Model, recipe: Recipe) -> dict[str, int]:

@@ -1,0 +1,109 @@
+"""The front door of training: what can be known to be wrong is said here, before any process starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
+from meshwright.cost.memory import fits
+from meshwright.errors import InputError
+from meshwright.model import Model
+from meshwright.plan import Job, Plan
+from meshwright.run.launch import Work, joined_from_outside, launch
+from meshwright.run.options import Training
+from meshwright.run.refusals import refuse
+from meshwright.tables import convert
+
+Event = dict[str, Any]
+
+
+def plan_to_run(job: Job) -> Plan:
+    """The best plan that the runtime can run."""
+    from meshwright.search import planner
+
+    found = planner.plan(job, forbid=("partial", "compression")).plan
+    try:
+        refuse(found)
+    except InputError:  # such as parameters on the host without ZeRO-3
+        found = planner.plan(job, forbid=("offload", "compression")).plan
+    return found
+
+
+def check(job: Job, plan: Plan, run: Training) -> Estimate:
+    """Everything that does not need the devices; returns what the plan promises."""
+    from meshwright.run.data import open_data
+
+    run.check()
+    refuse(plan)
+    if joined_from_outside() and int(os.environ["WORLD_SIZE"]) != plan.devices:
+        said = os.environ["WORLD_SIZE"]
+        problem = f"the plan runs on {plan.devices} devices, the launcher started {said} processes"
+        raise InputError(problem, field="--plan", valid=f"a plan for {said} devices, or {plan.devices} processes")
+    held_out = run.evaluate_batches * job.global_batch if run.evaluate_every else 0
+    facts = {"vocab": vocabulary(job.model), "seq_len": job.seq_len, "global_batch": job.global_batch}
+    for split in ("train", "evaluation") if run.evaluate_every else ("train",):
+        open_data(run.data, seed=run.seed, held_out=held_out, split=split, **facts)  # type: ignore[arg-type]
+    for option, path in (("--export", run.export), ("--profile", run.profile)):
+        if path and Path(path).exists() and not Path(path).is_dir():
+            raise InputError("is a file", file=path, field=option, valid="a folder, or a new one")
+    if run.export and any(Path(run.export).glob("*.safetensors")):
+        raise InputError("holds a model already", file=run.export, field="--export", valid="another folder")
+    if run.init_from and not Path(run.init_from).is_dir():
+        raise InputError("no such folder", file=run.init_from, field="--init-from")
+    if run.output and Path(run.output).exists() and not Path(run.output).is_dir():
+        raise InputError("is a file", file=run.output, field="--output", valid="a folder, or a new one")
+    if run.output and not run.resume and (Path(run.output) / "checkpoints").is_dir():
+        valid = "--resume, or another folder"
+        raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
+    promised = estimate(job, plan)
+    beyond = [memory for memory in promised.memory if memory.total * (1 - MEMORY_MARGIN) > memory.capacity]
+    if beyond:
+        fits(beyond)  # what is short by more than the estimate may err would only fail later, and less clearly
+    return promised
+
+
+def start(job: Job, plan: Plan, run: Training, promised: Estimate, tell: Callable[[Event], None]) -> None:
+    """Train; returns when the run has ended, raises what ended it too early."""
+    if run.output and int(os.environ.get("RANK", "0")) == 0:
+        _made(run.output, "--output")
+        plan.save(Path(run.output) / "plan.json")
+    for option, path in (("--export", run.export), ("--profile", run.profile)):
+        if path:
+            _made(path, option)
+    launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell)
+
+
+def _made(folder: str, option: str) -> None:
+    """Made before anything is trained: what cannot be written to is said now."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=folder, field=option) from None
+
+
+def train(
+    plan: Plan, data: str = "synthetic", *, steps: int, tell: Callable[[Event], None] | None = None, **options: Any
+) -> list[Event]:
+    """Train under a plan on this machine, or as one of the processes that a launcher started; returns its events."""
+    run = convert({"steps": steps, "data": data, **options}, Training)
+    if not isinstance(plan, Plan):
+        raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan", valid="Plan.load(path)")
+    job = plan.resolve()
+    found: list[Event] = []
+
+    def both(event: Event) -> None:
+        found.append(event)
+        if tell:
+            tell(event)
+
+    start(job, plan, run, check(job, plan, run), both)
+    return found
+
+
+def vocabulary(model: Model) -> int:
+    """Tokens that a model knows."""
+    table = model.layer("embed").ops[0].weights[0]
+    return table.units

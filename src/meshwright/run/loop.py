@@ -1,0 +1,268 @@
+"""The training loop of one process, read from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import InputError
+from meshwright.plan import Job, Plan
+from meshwright.run.apply import apply
+from meshwright.run.checkpoint import Checkpoints, latest
+from meshwright.run.data import Source, open_data
+from meshwright.run.dynamic import Dynamic
+from meshwright.run.events import Events
+from meshwright.run.feed import Feed
+from meshwright.run.gathered import write_whole
+from meshwright.run.guard import Guard
+from meshwright.run.launch import AT_ONCE, STOPPING, TrainingFailed
+from meshwright.run.models.numerics import numerics
+from meshwright.run.optimizers.choose import optimizer_named
+from meshwright.run.options import Training
+from meshwright.run.parallel import Parallel
+from meshwright.run.part import MicroBatch
+from meshwright.run.scaling import LossScale
+from meshwright.run.sharding import local
+from meshwright.run.weights import values_from
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES["fp8"] = torch.bfloat16  # of all but the products of blocks
+_BAD_STEPS = 20  # in a row, whose gradients are no numbers: training has failed
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan promises of a step."""
+
+    step_seconds: float
+    mfu: float
+
+    def mfu_at(self, seconds: float) -> float:
+        """The model's own FLOPs over what the devices could do in a measured step."""
+        return self.mfu * self.step_seconds / seconds
+
+
+@dataclass
+class Loop:
+    """What one process works with."""
+
+    job: Job
+    run: Training
+    part: Parallel
+    optimizer: Any
+    scale: LossScale
+    guard: Guard
+    dynamic: Dynamic | None = None
+    bad: int = 0  # steps in a row whose gradients were no numbers
+
+
+def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str = "cpu") -> None:
+    """Train; every process of the plan calls this. `tell` gets every event of the first process."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    events = Events(run.output, rank)
+
+    def say(event: str, **facts: Any) -> None:
+        found = events.say(event, **facts)
+        if rank == 0:
+            tell(found)
+
+    data = _data(job, run, "train")
+    held = _data(job, run, "evaluation") if run.evaluate_every else None
+    loop = _loop(job, plan, run, device)
+    checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
+    start = _resume(loop, checkpoints, say) if run.resume and checkpoints else 0
+    say(
+        "start",
+        step=start,
+        steps=run.steps,
+        devices=plan.devices,
+        parameters=job.model.parameters,
+        trained=loop.part.trained(),
+    )
+    stopped = False
+    with _asked() as asked, Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
+        for step, batches in feed:
+            begun = time.perf_counter()
+            if loop.dynamic:
+                loop.dynamic.before(step)
+            facts = _step(loop, batches, step, stop=asked())
+            seconds = time.perf_counter() - begun
+            stopped = facts.pop("stop")
+            say("step", step=step + 1, **facts, **_speed(job, prediction, seconds, device))
+            for move in loop.dynamic.after(step, healthy="skipped" not in facts) if loop.dynamic else ():
+                say("precision", step=step + 1, **move)
+            traced()
+            if held and (step + 1) % run.evaluate_every == 0:
+                say("evaluation", step=step + 1, loss=_evaluate(loop, held, device))
+            if checkpoints and (stopped or step + 1 == run.steps or _due(step + 1, run.save_every)):
+                checkpoints.save(step + 1, loop.part, loop.optimizer, _kept(loop))
+                say("checkpoint", step=step + 1)
+            if stopped:
+                break
+    if checkpoints:
+        checkpoints.wait()
+    if run.export and not stopped:
+        write_whole(job.model, loop.part, run.export)
+    say("stopped" if stopped else "end", step=max(start, step + 1) if start < run.steps else start)
+    events.close()
+
+
+def _data(job: Job, run: Training, split: Any) -> Source:
+    held_out = run.evaluate_batches * job.global_batch if run.evaluate_every else 0
+    return open_data(
+        run.data, vocab=numerics(job.model).vocab, seq_len=job.seq_len, global_batch=job.global_batch, seed=run.seed,
+        held_out=held_out, split=split,
+    )  # fmt: skip
+
+
+def _loop(job: Job, plan: Plan, run: Training, device: str) -> Loop:
+    dtype = DTYPES[job.precision]
+    torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
+    values = values_from(job.model, run.init_from, run.seed) if run.init_from else None
+    part = apply(job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora)
+    optimizer = optimizer_named(job.optimizer, part.parameters(), run.lr, run.weight_decay)
+    loop = Loop(job, run, part, optimizer, LossScale.of(dtype), Guard())
+    for product in part.products().values() if job.precision == "fp8" else ():
+        product.computed_in = "fp8"
+    if run.dynamic:
+        loop.dynamic = Dynamic.of(part.products(), job.precision, device)
+    return loop
+
+
+def _step(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool) -> dict[str, Any]:
+    """Forward, backward, clip, update."""
+    rate = loop.run.rate_at(step)
+    for group in loop.optimizer.param_groups:
+        group["lr"] = rate
+    loop.optimizer.zero_grad(set_to_none=True)
+    divisor = loop.job.global_batch * loop.job.seq_len / loop.scale.value
+    found = loop.part.step(batches, divisor, votes=float(stop))
+    mean = divisor / max(found.tokens, 1.0)  # losses were divided by all tokens: the mean is over those with a next one
+    norm = float(loop.part.copies.norm()) * mean
+    facts = {"loss": found.loss * mean, "grad_norm": norm, "lr": rate, "stop": found.votes > 0}
+    good = math.isfinite(norm)
+    loop.scale.after(overflow=not good)
+    loop.bad = 0 if good else loop.bad + 1
+    if loop.bad >= _BAD_STEPS:
+        problem = f"gradients have been no finite numbers for {loop.bad} steps, up to step {step + 1}"
+        raise InputError(problem, field="lr", valid="a smaller --lr, or --precision bf16 or fp32")
+    if not good:
+        return facts | {"skipped": True}
+    if loop.run.guard and not loop.guard.judge(facts["loss"]):
+        return facts | {"skipped": "spike"}
+    factor = mean * (min(1.0, loop.run.clip / (norm + 1e-6)) if loop.run.clip else 1.0)
+    grads = [local(weight.grad) for weight in loop.part.parameters() if weight.grad is not None]
+    torch._foreach_mul_(grads, factor)
+    loop.optimizer.step()
+    loop.part.correct_routers()
+    return facts
+
+
+def _evaluate(loop: Loop, held: Source, device: str) -> float:
+    """The mean loss over batches that are not trained on."""
+    divisor = float(loop.job.global_batch * loop.job.seq_len)
+    total = tokens = 0.0
+    with Feed(held, loop.part, range(loop.run.evaluate_batches), device) as feed:
+        for _, batches in feed:
+            found = loop.part.evaluate(batches, divisor)
+            total, tokens = total + found.loss * divisor, tokens + found.tokens
+    return total / max(tokens, 1.0)
+
+
+def _speed(job: Job, prediction: Prediction, seconds: float, device: str) -> dict[str, Any]:
+    return {
+        "step_time_s": seconds,
+        "predicted_step_time_s": prediction.step_seconds,
+        "peak_memory_bytes": peak_memory(device),
+        "mfu": prediction.mfu_at(seconds),
+        "tokens_per_second": job.tokens_per_step / seconds,
+    }
+
+
+def peak_memory(device: str) -> int:
+    """Bytes: of tensors on an accelerator, of the whole process on a CPU."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> int:
+    found, problems = latest(checkpoints.folder)
+    for problem in problems:
+        say("damaged", problem=problem)
+    if found is None:
+        raise InputError("holds no whole checkpoint", file=str(checkpoints.folder), field="--resume")
+    if found.step >= loop.run.steps:
+        problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
+        raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
+    checkpoints.load(found, loop.part, loop.optimizer)
+    loop.scale.value = float(found.facts["scale"])
+    loop.guard = Guard(**found.facts.get("guard", {}))
+    if loop.dynamic:
+        loop.dynamic.restore(found.facts.get("products", {}))
+    now = _kept(loop)["job"]
+    for name, before in found.facts.get("job", {}).items():
+        if now[name] != before:
+            say("changed", name=name, before=before, now=now[name])
+    say("resumed", step=found.step, checkpoint=str(found.path))
+    return found.step
+
+
+def _kept(loop: Loop) -> dict[str, Any]:
+    """What a checkpoint holds beside weights and the optimizer's states."""
+    products = {"products": loop.dynamic.state()} if loop.dynamic else {}
+    job = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
+    return {"job": job, "scale": loop.scale.value, "guard": asdict(loop.guard), **products}
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@contextmanager
+def _asked() -> Iterator[Callable[[], bool]]:
+    """Whether somebody has asked the run to end: it then ends after a whole step."""
+    signals: list[int] = []
+
+    def heard(number: int, _: object) -> None:
+        if signals:
+            raise TrainingFailed(AT_ONCE)
+        signals.append(number)
+        if not dist.is_initialized():  # else the one who started the processes says so
+            print(STOPPING, file=sys.stderr)  # noqa: T201
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(signals)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
+    """A trace of steps 3 to 5 by PyTorch's profiler, to look at in Perfetto."""
+    if not run.profile:
+        yield lambda: None
+        return
+    folder = Path(run.profile)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(profiler: Any) -> None:
+        profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
+
+    schedule = torch.profiler.schedule(skip_first=1, wait=0, warmup=1, active=3, repeat=1)
+    with torch.profiler.profile(schedule=schedule, on_trace_ready=write) as profiler:
+        yield profiler.step
