@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,29 @@ def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright")
     return price(job, plan if isinstance(plan, Plan) else Plan.of(plan, job), runtime)
 
 
+def train(
+    plan: Plan,
+    data: str = "synthetic",
+    *,
+    steps: int,
+    tell: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Train under a plan on this machine, or as one of the processes that a launcher started; returns the run's events.
+
+    `tell` gets every event as it happens. Options are those of `meshwright train`: lr, seed, output, resume, ...
+    (`meshwright.run.options.Training`).
+
+    >>> job = Job(Model.preset("tiny-llama"), Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+    >>> events = train(Plan.of({"micro_batches": 2}, job), steps=2)
+    >>> [event["step"] for event in events if event["event"] == "step"]
+    [1, 2]
+    """
+    from meshwright.run.front import train as run  # torch only when it is needed
+
+    return run(plan, data, steps=steps, tell=tell, **options)
+
+
 class _PlanRoom(ModuleType):
     """`meshwright.plan` is a room, and the verb that fills one of its documents."""
 
@@ -66,5 +89,5 @@ sys.modules["meshwright.plan"].__class__ = _PlanRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate",
+    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "train",
 ]  # fmt: skip

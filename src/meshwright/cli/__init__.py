@@ -26,12 +26,14 @@ VERBS = {
     "clusters": "meshwright.cli.clusters",
     "cluster": "meshwright.cli.cluster",
     "plan": "meshwright.cli.plan",
+    "train": "meshwright.cli.train",
     "explain": "meshwright.cli.explain",
     "compare": "meshwright.cli.compare",
     "sweep": "meshwright.cli.sweep",
     "check": "meshwright.cli.check",
     "show": "meshwright.cli.show",
     "estimate": "meshwright.cli.estimate",
+    "prepare": "meshwright.cli.prepare",
     "schema": "meshwright.cli.schema",
     "completion": "meshwright.cli.completion",
 }
@@ -72,7 +74,10 @@ Start here:
                                         which batch, sequence, and number of nodes?
   meshwright show plan.json             a plan as a picture
   meshwright check plan.json            is it valid, and does it fit?
+  meshwright train tiny-llama --cluster local:2 --data synthetic --steps 20
+                                        plan it, start the processes, train it
   meshwright estimate plan.json         how long is a step, and where does the time go?
+  meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
 
 Every verb has --help, and where it prints facts, --json for programs.
 """
