@@ -10,7 +10,6 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ class Pool:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["meshwright.run.apply", "tests.run.pool"])
+        context.set_forkserver_preload(["meshwright.run.apply", "tests.run.parity", "tests.run.pool"])
         store = Path(self._folder.name) / "store"
         self._ends: list[Connection] = []
         self._processes = []
@@ -57,27 +56,26 @@ class Pool:
                 raise TimeoutError(f"rank {rank} of {self.size} did not answer in {_SECONDS} s")
             ok, value = end.recv()
             if not ok:
-                pool.cache_clear()  # the others may wait for it for ever
+                _POOLS.pop(self.size).close()  # the others may wait for it for ever
                 raise AssertionError(f"rank {rank} of {self.size}:\n{value}")
             found.append(value)
         return found
 
 
-@cache
+_POOLS: dict[int, Pool] = {}
+
+
 def pool(size: int) -> Pool:
     """The pool of a world size."""
-    POOLS.append(Pool(size))
-    return POOLS[-1]
-
-
-POOLS: list[Pool] = []
+    if size not in _POOLS:
+        _POOLS[size] = Pool(size)
+    return _POOLS[size]
 
 
 def close_all() -> None:
     """End all pools; the next test makes new ones."""
-    while POOLS:
-        POOLS.pop().close()
-    pool.cache_clear()
+    while _POOLS:
+        _POOLS.popitem()[1].close()
 
 
 def _work(rank: int, size: int, store: str, end: Connection) -> None:

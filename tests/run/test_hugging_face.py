@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.models import build
 from meshwright.run.weights import read_weights, write_weights
 from tests.run.families import CONFIGS
-
-transformers = pytest.importorskip("transformers")
 
 
 def theirs(config: dict[str, Any]) -> Any:

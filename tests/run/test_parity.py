@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.errors import InputError
-from meshwright.run.apply import Parallel, apply
-from meshwright.run.lane import ONE, Groups
-from meshwright.run.models import build
-from meshwright.run.tensor_parallel import cut
+from meshwright.errors import InputError, PlanError
+from meshwright.run.apply import apply
 from tests.run.families import CONFIGS
+from tests.run.parity import BATCH, LENGTH, STEPS, Shown, on_a_rank, plan_of, world_of
+from tests.run.plans import FULL, drawn
 from tests.run.pool import close_all, pool
 
-GROUPS: Groups = {}  # of a process of a pool
-STEPS, BATCH, LENGTH, MICRO_BATCHES = 3, 8, 32, 2
 PLANS = {
     "dp=2": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
     "tp=2,sp=false": ("llama", "gpt2", "qwen3", "llama-tied", "mistral"),
@@ -38,6 +34,7 @@ PLANS = {
     "dp=2,zero=1": ("llama", "gpt2", "mixtral"),
     "dp=2,zero=2": ("llama", "deepseek-v3"),
     "dp=2,zero=3": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
+    "dp=2,zero=3,recompute=selective": ("qwen2-moe",),
     "ulysses=2,zero=3": ("qwen3",),
     "dp=2,ring=2,zero=2": ("llama",),
     "dp=2,tp=2,sp=true,zero=3": ("llama", "gpt2", "qwen3"),
@@ -55,7 +52,42 @@ PLANS = {
     "dp=2,tp=2,sp=true,ep=2,etp=2": ("qwen3-moe",),
     "dp=2,tp=2,sp=false,ep=4": ("qwen2-moe",),
     "dp=2,tp=2,sp=true,ep=2,zero=1": ("qwen3-moe",),
+    "tp=4,sp=true": ("llama", "gpt2"),
+    "tp=4,sp=false": ("qwen3",),
+    "dp=2,tp=4,sp=true,zero=3": ("llama",),
+    "tp=2,sp=true,ep=2,dp=2": ("deepseek-v3",),
+    "tp=4,sp=false,zero=0": ("deepseek-v3-yarn",),
+    "dp=4,zero=3,zero_group=2": ("llama",),
+    "dp=4,zero=2,zero_group=2,ep=2": ("qwen3-moe",),
+    "dp=4,zero=1,zero_group=2,tp=2": ("gpt2",),
+    "pp=2,schedule=gpipe": ("llama", "gpt2", "deepseek-v3"),
+    "pp=2": ("llama-tied", "mixtral"),
+    "pp=4,micro_batches=4": ("llama-deep",),
+    "pp=2,schedule=interleaved,virtual=2": ("llama-deep", "tied-deep"),
+    "pp=2,schedule=zero-bubble": ("gpt2-deep", "moe-deep"),
+    "pp=2,schedule=zero-bubble,virtual=2,micro_batches=4": ("llama-deep",),
+    "pp=2,schedule=zbv,virtual=2,micro_batches=4": ("llama-deep", "tied-deep"),
+    "pp=2,schedule=dualpipev,virtual=2,micro_batches=4": ("llama-deep", "moe-deep"),
+    "pp=2,tp=2,sp=true,schedule=zero-bubble": ("gpt2-deep",),
+    "pp=2,dp=2,zero=3": ("llama-deep",),
+    "pp=2,dp=2,zero=2,schedule=interleaved,virtual=2": ("llama-deep",),
+    "pp=2,dp=2,zero=1,schedule=zero-bubble": ("llama-deep",),
+    "pp=2,dp=2,ep=2,zero=3,schedule=zbv,virtual=2,micro_batches=4": ("moe-deep",),
+    "pp=2,ulysses=2,ring=2": ("llama",),
+    "pp=2,dp=2,tp=2,sp=true,zero=1": ("gpt2",),
+    "micro_batches=1,dp=2,ep=2": ("moe-balanced",),
+    "micro_batches=1,tp=2,sp=true": ("moe-balanced",),
+    "micro_batches=1,tp=2,sp=false,ulysses=2,zero=2": ("moe-balanced",),
+    "micro_batches=1,pp=2,ring=2": ("moe-balanced",),
+    "dp=2,zero=3,recompute=full": ("llama", "qwen3-moe", "gpt2"),
+    "tp=2,sp=true,recompute=selective": ("qwen3-moe", "llama-tied", "gpt2"),
+    "pp=2,recompute=norm+qkv+core,schedule=zero-bubble": ("llama-deep",),
+    "tp=2,sp=true,recompute=norm+gate+activation": ("llama", "qwen3"),
+    "pp=2,schedule=zbv,virtual=2,micro_batches=4,recompute=full": ("tied-deep",),
+    "dp=2,tp=2,sp=true,ep=2,recompute=full": ("deepseek-v3",),
 }
+CASES = [(text, name) for text, names in PLANS.items() for name in names]
+CASES += [(title, name) for title, (_, names) in FULL.items() for name in names]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,92 +96,59 @@ def _pools() -> Iterator[None]:
     close_all()
 
 
-def batches(packed: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    stream = torch.Generator().manual_seed(5)
-    found = []
-    for _ in range(STEPS):
-        tokens = torch.randint(0, 64, (BATCH, LENGTH), generator=stream)
-        ends = torch.rand((BATCH, LENGTH), generator=stream) < 0.15
-        found.append((tokens, ends.cumsum(dim=1) if packed else None))
-    return found
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Of all shards."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def trained(part: Parallel, packed: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses of some steps, and the gradients of the last one."""
-    # Adam divides a gradient by its own size: where it is nothing but rounding, `eps` keeps it from becoming a step.
-    optimizer = torch.optim.AdamW(part.decoder.parameters(), lr=1e-3, eps=1e-6)
-    losses = []
-    for tokens, documents in batches(packed):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for i in range(MICRO_BATCHES):
-            some, which = (
-                None if one is None else part.own_samples(one.chunk(MICRO_BATCHES)[i]) for one in (tokens, documents)
-            )
-            part.before(last=i + 1 == MICRO_BATCHES)
-            loss = part.loss(some, which) / tokens.numel()
-            loss.backward()
-            total += loss.detach()
-        part.sum_gradients()
-        if part.lane.replicas.size > 1:
-            dist.all_reduce(total, group=part.lane.replicas.group)
-        losses.append(float(total))
-        optimizer.step()
-    return losses, {name: whole(weight.grad) for name, weight in part.decoder.named_parameters()}
-
-
-def plan_of(text: str, config: dict[str, Any]) -> tuple[mw.Model, mw.Plan]:
-    model = mw.Model.from_config(config)
-    table: dict[str, Any] = {}
-    for name, value in (item.split("=") for item in text.split(",")):
-        table[name] = (
-            value.split("-") if name == "order" else value == "true" if value in ("true", "false") else int(value)
-        )
-    degrees = [table.get(name, 1) for name in ("dp", "tp", "ulysses", "ring")]
-    world = int(torch.tensor(degrees).prod())
-    job = mw.Job(model, mw.Cluster.preset(f"{world}xh100"), global_batch=BATCH, seq_len=LENGTH, precision="fp32")
-    return model, mw.Plan.of({"micro_batches": MICRO_BATCHES, "zero": 0, **table}, job)
-
-
-def on_a_rank(text: str, config: dict[str, Any], packed: bool) -> tuple[list[float], list[float], dict[str, float]]:
-    """Losses under a plan and of one process, and how far off the gradients are, as a part of the largest."""
-    model, plan = plan_of(text, config)
-    expected, reference = trained(Parallel(build(model, seed=7), ONE), packed)
-    part = apply(model, plan, seed=7, groups=GROUPS)
-    losses, gradients = trained(part, packed)
-    pieces = build(model)  # the whole gradients, cut as the weights are
-    with torch.no_grad():
-        for name, weight in pieces.named_parameters():
-            weight.copy_(reference[name])
-    cut(pieces, part.lane)
-    errors = {}
-    for name, piece in pieces.named_parameters():
-        assert piece.shape == gradients[name].shape
-        errors[name] = float(
-            (gradients[name] - piece.detach()).abs().max() / reference[name].abs().max().clamp(min=1e-8)
-        )
-    return losses, expected, errors
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
-@pytest.mark.parametrize(("text", "name"), [(text, name) for text, names in PLANS.items() for name in names])
-def test_losses_and_gradients_of_one_process(text: str, name: str, packed: bool) -> None:
-    _, plan = plan_of(text, CONFIGS[name])
-    world = plan.pipelines[0].stages[0].spans[0].devices
-    for losses, expected, errors in pool(world).run(on_a_rank, text, CONFIGS[name], packed):
+def check(table: str | dict[str, Any], name: str, shown: Shown, run: Callable[..., Any] = on_a_rank) -> None:
+    _, plan = plan_of(table, CONFIGS[name])
+    for losses, expected, errors in pool(world_of(plan)).run(run, table, CONFIGS[name], shown):
         assert losses == pytest.approx(expected, rel=1e-4)
         assert len(set(losses)) == STEPS
         assert {key: error for key, error in errors.items() if error > 1e-4} == {}
 
 
+def test_there_are_enough_plans() -> None:
+    assert len(PLANS) + len(FULL) >= 60
+
+
+@pytest.mark.parametrize("shown", ["whole", "packed"])
+@pytest.mark.parametrize(("text", "name"), CASES)
+def test_losses_and_gradients_of_one_process(text: str, name: str, shown: Shown) -> None:
+    check(FULL[text][0] if text in FULL else text, name, shown)
+
+
+@pytest.mark.parametrize(("text", "name"), CASES[::6])
+def test_padded_samples(text: str, name: str) -> None:
+    check(FULL[text][0] if text in FULL else text, name, "padded")
+
+
+def in_one_piece(table: str, config: dict[str, Any], shown: Shown) -> Any:
+    return on_a_rank(table, config, shown, splits=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("pp=2,schedule=zero-bubble", "gpt2-deep"),
+        ("pp=2,dp=2,ep=2,zero=3,schedule=zbv,virtual=2,micro_batches=4", "moe-deep"),
+    ],
+)
+def test_backward_passes_that_cannot_be_split(text: str, name: str) -> None:
+    check(text, name, "packed", in_one_piece)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    drawn(), st.sampled_from(["llama-deep", "tied-deep", "gpt2-deep", "moe-deep"]), st.sampled_from(["whole", "packed"])
+)
+def test_random_plans(table: dict[str, Any], name: str, shown: Shown) -> None:
+    try:
+        plan_of(table, CONFIGS[name])
+    except PlanError:
+        assume(False)
+    check(table, name, shown)
+
+
 def test_what_cannot_be_run_yet_is_refused_by_name() -> None:
     model, _ = plan_of("dp=2", CONFIGS["llama"])
     job = mw.Job(model, mw.Cluster.preset("2xh100"), global_batch=BATCH, seq_len=LENGTH)
-    for table, field in (({"pp": 2}, "pp"), ({"recompute": "full", "dp": 2}, "recompute")):
-        with pytest.raises(InputError, match=f"{field}: .*cannot be run yet"):
+    for table, field in (({"offload": {"parameters": 0.5}, "dp": 2, "zero": 3}, r"offload\.parameters"),):
+        with pytest.raises(InputError, match=f"{field}: .*cannot be run"):
             apply(model, mw.Plan.of({"micro_batches": 2, **table}, job))

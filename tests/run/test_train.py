@@ -1,0 +1,279 @@
+"""`meshwright train` as users meet it, and what it computes beside a plain loop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import meshwright as mw
+from meshwright.errors import InputError
+from meshwright.run.checkpoint import latest
+from meshwright.run.data import open_data
+from meshwright.run.launch import AT_ONCE
+from meshwright.run.models import build
+from meshwright.run.options import Training
+from tests.run.families import CONFIGS
+
+TINY = ["tiny-llama", "--seq", "32", "--batch", "4", "--data", "synthetic"]
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "meshwright", "train", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def ended(*arguments: str, seconds: float = 90, **options: Any) -> tuple[int, str, str]:
+    process = started(*arguments, **options)
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def plan(**short: Any) -> mw.Plan:
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+    return mw.Plan.of({"micro_batches": 2, **short}, job)
+
+
+def steps_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "step"]
+
+
+def by_hand(steps: int, run: Training) -> tuple[list[float], list[float]]:
+    """Losses and norms of a loop with PyTorch's own optimizer, clipping and loss."""
+    decoder = build(mw.Model.preset("tiny-llama"), seed=run.seed)
+    matrices = [weight for weight in decoder.parameters() if weight.dim() > 1]
+    rest = [weight for weight in decoder.parameters() if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    data = open_data("synthetic", vocab=512, seq_len=32, global_batch=4, seed=run.seed)
+    losses, norms = [], []
+    for step in range(steps):
+        rate = (
+            run.lr * (step + 1) / 3
+            if step < 2
+            else run.lr * (0.55 + 0.45 * math.cos(math.pi * (step - 2) / (steps - 2)))
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        tokens = torch.from_numpy(data.samples(step, range(4)).tokens)
+        loss = functional.cross_entropy(decoder(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(decoder.parameters(), run.clip)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, norms
+
+
+def test_a_plain_loop_finds_the_same_losses_and_norms() -> None:
+    events = steps_of(mw.train(plan(), steps=6, seed=3, lr=1e-2))
+    losses, norms = by_hand(6, Training(steps=6, seed=3, lr=1e-2))
+    assert [event["loss"] for event in events] == pytest.approx(losses, rel=1e-4)
+    assert [event["grad_norm"] for event in events] == pytest.approx(norms, rel=1e-3)
+    assert losses[-1] < losses[0] - 0.1  # and it learns
+
+
+def test_processes_print_json_of_every_step(tmp_path: Path) -> None:
+    code, out, err = ended(
+        *TINY, "--plan", "pp=2,tp=2", "--steps", "4", "--seed", "3", "--lr", "1e-2", "--json", cwd=tmp_path
+    )
+    assert code == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    names = {"step", "loss", "grad_norm", "step_time_s", "predicted_step_time_s", "peak_memory_bytes", "mfu"}
+    assert all(names <= set(event) for event in events)
+    losses, norms = by_hand(4, Training(steps=4, seed=3, lr=1e-2))
+    assert [event["loss"] for event in events] == pytest.approx(losses, rel=1e-4)
+    assert [event["grad_norm"] for event in events] == pytest.approx(norms, rel=1e-3)
+
+
+def test_stop_resume_under_another_plan_and_export(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    common = [*TINY, "--steps", "400", "--decay", "constant", "--output", str(run)]
+    process = started(*common, "--plan", "dp=2", "--json", cwd=tmp_path)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGTERM)
+    more, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    done = len(lines) + len(more.splitlines())
+    found, problems = latest(run / "checkpoints")
+    assert found is not None
+    assert (found.step, problems) == (done, [])
+    again = [*TINY, "--steps", str(done + 2), "--decay", "constant", "--output", str(run), "--json", "--resume"]
+    code, out, err = ended(*again, "--export", str(tmp_path / "model"), cwd=tmp_path)
+    assert code == 0, err
+    whole = steps_of(mw.train(plan(), steps=done + 2, decay="constant"))
+    assert [json.loads(line)["loss"] for line in out.splitlines()] == pytest.approx(
+        [e["loss"] for e in whole[-2:]], rel=1e-4
+    )
+    events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert {"start", "step", "checkpoint", "stopped", "resumed", "end"} <= set(events)
+    code, _, err = ended(*again, cwd=tmp_path)
+    assert code == 2
+    assert err.splitlines()[-1].endswith(f"the run is at step {done + 2} already (valid: more than {done + 2})")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokens = torch.from_numpy(
+        open_data("synthetic", vocab=512, seq_len=32, global_batch=4).samples(done + 2, range(4)).tokens
+    )
+    assert float(model(tokens, labels=tokens).loss.detach()) < whole[0]["loss"]
+
+
+def test_killed_while_it_saves_the_checkpoint_before_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = started(*TINY, "--steps", "100000", "--save-every", "1", "--output", str(run), cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(run.glob("checkpoints/step-0000000[3-9].part")):
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    found, problems = latest(run / "checkpoints")
+    assert found is not None
+    assert problems == []
+    assert found.step >= 2
+
+
+def test_a_lost_process_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    process = started(*TINY, "--plan", "dp=2", "--steps", "100000", "--json", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    worker = next(pid for pid, parent, _ in listed() if parent == server_of(process.pid))
+    begun = time.monotonic()
+    os.kill(int(worker), signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - begun < 30
+    assert process.returncode == 1
+    assert len(err.splitlines()) == 1, err
+    assert "was ended by SIGKILL" in err
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    process = started(*TINY, "--plan", "dp=2", "--steps", "100000", "--json", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    workers = [int(pid) for pid, parent, _ in listed() if parent == server_of(process.pid)]
+    assert len(workers) == 2
+    process.kill()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(str(pid) in {row[0] for row in listed()} for pid in workers):
+        time.sleep(0.2)
+    assert not {str(pid) for pid in workers} & {row[0] for row in listed()}
+    process.communicate()
+
+
+def listed() -> list[list[str]]:
+    """pid, pid of the parent and command of every process."""
+    found = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    return [line.split(None, 2) for line in found.splitlines()[1:]]
+
+
+def server_of(pid: int) -> str:
+    return next(own for own, parent, command in listed() if parent == str(pid) and "forkserver" in command)
+
+
+def test_evaluation_is_over_what_is_held_out() -> None:
+    events = mw.train(plan(), steps=4, evaluate_every=2, evaluate_batches=2, lr=1e-9)
+    found = [event["loss"] for event in events if event["event"] == "evaluation"]
+    decoder = build(mw.Model.preset("tiny-llama"))
+    data = open_data("synthetic", vocab=512, seq_len=32, global_batch=4, held_out=8, split="evaluation")
+    tokens = torch.cat([torch.from_numpy(data.samples(step, range(4)).tokens) for step in range(2)])
+    with torch.no_grad():
+        expected = functional.cross_entropy(decoder(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    assert found == pytest.approx([float(expected)] * 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (["--plan", "tp=3"], "does not divide the 8 heads", 2),
+        (["--plan", "dp=2,tp"], "'tp' is not NAME=VALUE", 2),
+        (["--plan", "nowhere.json"], "nowhere.json", 2),
+        (["--data", "nowhere"], "nowhere: data: no such file or folder", 2),
+        (["--data", "small.txt"], "holds 0 samples", 2),
+        (["--batch", "3", "--plan", "dp=2"], "global_batch 3 is not a multiple", 2),
+        (["--init-from", "nowhere"], "nowhere: --init-from: no such folder", 2),
+        (["--resume"], "--resume: needs the run's folder", 2),
+        (["--output", "empty", "--resume"], "holds no whole checkpoint", 2),
+        (["--optimizer", "muon"], "muon cannot be run yet", 2),
+        (["--lr", "1e30", "--steps", "60", "--clip", "0"], "no finite numbers", 2),
+        (["--output", "small.txt"], "small.txt", 2),
+        (["--export", "small.txt"], "small.txt: --export: is a file", 2),
+        (["--export", "small.txt/model"], "small.txt/model: --export: cannot be written", 2),
+        (["--output", "small.txt/run"], "small.txt/run: --output: cannot be written", 2),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], said: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from meshwright.cli.train import command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path("small.txt").write_text("too little")
+    found = CliRunner().invoke(command, [*TINY, "--steps", "2", *arguments])
+    error = found.exception
+    assert isinstance(error, mw.MeshwrightError), (error, found.output)
+    assert said in str(error)
+    assert error.exit_code == code
+
+
+def test_data_of_more_tokens_than_the_model_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = tmp_path / "some.txt"
+    text.write_text("word " * 500)
+    job = mw.Job(mw.Model.from_config(CONFIGS["llama"]), mw.Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+    with pytest.raises(InputError, match="its vocabulary is 257, larger than the model's 64"):
+        mw.train(mw.Plan.of({"micro_batches": 2}, job), str(text), steps=1)
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "events.jsonl").symlink_to(full)
+    code, _, err = ended(*TINY, "--steps", "2", "--output", str(run), cwd=tmp_path)
+    assert code == 1
+    assert "the disk is full" in err
+    assert "Traceback" not in err
+
+
+def test_arguments_are_checked() -> None:
+    for arguments, said in (({"steps": "a"}, "steps"), ({"steps": 0}, "steps"), ({"steps": 1, "lrr": 1.0}, "lrr")):
+        with pytest.raises(InputError, match=said):
+            mw.train(plan(), **arguments)
+    with pytest.raises(InputError, match="expected a Plan"):
+        mw.train("plan.json", steps=1)  # type: ignore[arg-type]
+
+
+def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
+    process = started(*TINY, "--plan", "dp=2", "--steps", "100000", "--json", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    worker = next(int(pid) for pid, parent, _ in listed() if parent == server_of(process.pid))
+    os.kill(worker, signal.SIGSTOP)  # a step that does not end
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err.splitlines() == ["stopping after this step; again: at once", f"error: {AT_ONCE}"]
+
+
+def test_options_that_contradict() -> None:
+    with pytest.raises(InputError, match="has its own weights"):
+        Training(steps=1, output="x", resume=True, init_from="y").check()
