@@ -42,6 +42,8 @@ demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts tha
 	@$(BIN)/python examples/estimate_plans.py
 	@$(MAKE) --no-print-directory run
 	@$(BIN)/python examples/plan_any_module.py
+	@$(BIN)/python examples/prepare_data.py
+	@$(BIN)/python examples/train_automatically.py
 
 lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, size of the files
 	$(BIN)/ruff format --check .
