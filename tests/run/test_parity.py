@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-import meshwright as mw
 from meshwright.errors import InputError, PlanError
+from meshwright.plan.document import Compression
 from meshwright.run.apply import apply
 from tests.run.families import CONFIGS
-from tests.run.parity import BATCH, LENGTH, STEPS, Shown, on_a_rank, plan_of, world_of
+from tests.run.parity import STEPS, Shown, on_a_rank, plan_of, world_of
 from tests.run.plans import FULL, drawn
 from tests.run.pool import close_all, pool
 
@@ -147,8 +148,12 @@ def test_random_plans(table: dict[str, Any], name: str, shown: Shown) -> None:
 
 
 def test_what_cannot_be_run_yet_is_refused_by_name() -> None:
-    model, _ = plan_of("dp=2", CONFIGS["llama"])
-    job = mw.Job(model, mw.Cluster.preset("2xh100"), global_batch=BATCH, seq_len=LENGTH)
-    for table, field in (({"offload": {"parameters": 0.5}, "dp": 2, "zero": 3}, r"offload\.parameters"),):
-        with pytest.raises(InputError, match=f"{field}: .*cannot be run"):
-            apply(model, mw.Plan.of({"micro_batches": 2, **table}, job))
+    model, plan = plan_of("micro_batches=2", CONFIGS["llama"])
+    packed = (Compression(layers="block.0", algorithm="onebit"),)
+    with pytest.raises(InputError, match="compression: compressed gradients cannot be run yet"):
+        apply(model, msgspec.structs.replace(plan, compression=packed))
+
+
+def test_a_plan_for_other_processes_is_refused() -> None:
+    with pytest.raises(InputError, match=r"there are 1 processes.*valid: 2, one for each"):
+        apply(*plan_of("dp=2", CONFIGS["llama"]))

@@ -112,17 +112,18 @@ class Copies:
     def norm(self) -> Tensor:
         """Of the gradients of the whole model, every element counted once, on all processes."""
         partly = {id(own.weight) for piece, own in self.own.items() if piece not in self.counted}
-        found = []
+        found: dict[torch.device, list[Tensor]] = defaultdict(list)  # some may be on the host
         for piece, own in self.own.items():
             if piece in self.counted and own.weight.grad is not None:
                 if id(own.weight) in partly:
-                    found.append(self._gradient(piece))
+                    found[own.weight.grad.device].append(self._gradient(piece))
                 elif own.place == 0:
-                    found.append(local(own.weight.grad))
-        device = next(iter(self.own.values())).weight.device
-        total = torch.zeros((), device=device)
-        if found:
-            total = torch.stack([norm.float() for norm in torch._foreach_norm(found)]).square().sum()
+                    found[own.weight.grad.device].append(local(own.weight.grad))
+        cuda = any(own.weight.is_cuda for own in self.own.values())
+        total = torch.zeros((), device="cuda" if cuda else "cpu")
+        for grads in found.values():
+            norms = torch._foreach_norm(grads)
+            total += torch.stack([norm.float() for norm in norms]).square().sum().to(total.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(total)
         return total.sqrt()

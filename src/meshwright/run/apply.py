@@ -18,13 +18,14 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.model import Model
 from meshwright.plan import Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of
 from meshwright.run.across import Copies
+from meshwright.run.collectives import ALONE, Line
+from meshwright.run.evenly import Evenly
 from meshwright.run.lane import ONE, Groups, Lane
 from meshwright.run.layout import Layout
 from meshwright.run.models import Decoder, fresh
@@ -58,6 +59,7 @@ class _How:
     lora: int
     ranks: dict[int, int]  # of the plan's devices
     me: int
+    alone: Line
 
 
 def apply(
@@ -80,8 +82,15 @@ def apply(
     facts = numerics(model)
     value = values or (lambda key, shape: fresh(key, shape, facts.initializer, seed))
     ranks = {device: rank for rank, device in enumerate(used_devices(plan))}
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world != len(ranks):
+        raise InputError(
+            f"there are {world} processes", field="plan", valid=f"{len(ranks)}, one for each of its devices"
+        )
+    groups = {} if groups is None else groups
+    alone = _alone(plan, groups)
     me = dist.get_rank() if dist.is_initialized() else 0
-    how = _How(model, plan, device, dtype, value, lora, ranks, me)
+    how = _How(model, plan, device, dtype, value, lora, ranks, me, alone)
     mine: dict[int, dict[int, list[SpanPart]]] = {}  # spans of this process, by pipeline and stage
     holdings: dict[tuple[int, int], Holdings] = {}
     for p, pipeline in enumerate(plan.pipelines):
@@ -106,12 +115,24 @@ def apply(
     return Parallel(plan, number, spans, train, Copies(spans))
 
 
-def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups | None) -> Lane:
+def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups) -> Lane:
     kv_heads = {layer.kv_heads for layer in layers_of(how.model, span.layers)}
     lane = Lane.of(span, members, groups, kv_heads) if len(members) > 1 else ONE
     # Where backward passes come in halves, sums in chunks would be computed once per half.
     whole = halved(pipeline) or span.tp == 1
-    return replace(lane, chunks=1 if whole else how.plan.overlap.tensor_chunks)
+    return replace(lane, chunks=1 if whole else how.plan.overlap.tensor_chunks, alone=how.alone)
+
+
+def _alone(plan: Plan, groups: Groups) -> Line:
+    """This process as a group: PyTorch's sharding over it brings whole parameters up from the host."""
+    spans = [span for pipeline in plan.pipelines for stage in pipeline.stages for span in stage.spans]
+    if not any(span.offload.parameters for span in spans):
+        return ALONE
+    if not dist.is_initialized():
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    if "alone" not in groups:
+        groups["alone"] = dist.new_subgroups(1)[0]
+    return Line(1, 0, groups["alone"])
 
 
 def _span(
@@ -123,19 +144,18 @@ def _span(
     if how.lora:
         decoder.adapt(how.lora)
     zero = span.zero if lane.shards.line.size > 1 else 0
-    on_host = span.offload.parameters == 1
     # Shards are float32 and gathered in the type that is computed in: they need no other copy that is updated.
     layouts = cut(decoder, lane, torch.float32 if zero else how.dtype)
     recompute(decoder, dict.fromkeys(layers, span.recompute))
     if places := _places(how, pipeline, span, position):
         offload(decoder, places)
-    if zero:
-        split, ahead = halved(pipeline), overlap.parameters
-        shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, on_host=on_host)
-    _fill(decoder, layouts, "cpu" if on_host else how.device, how.value)
-    if on_host:
-        _rest_to(decoder, how.device)
-    keep_on_host(list(decoder.parameters()), span.offload.optimizer)
+    hosted: set[str] = set()
+    if zero or span.offload.parameters:
+        split, ahead, away = halved(pipeline), overlap.parameters, span.offload.parameters
+        hosted = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
+    _fill(decoder, layouts, how.device, hosted, how.value)
+    there = {weight for name, weight in decoder.named_parameters() if name in hosted}
+    keep_on_host(list(decoder.parameters()), span.offload.optimizer, always=there)
     alike = not zero and max(lane.replicas.size, lane.expert_replicas.size) > 1
     reduction = Reduction(decoder, lane, early=overlap.gradients) if alike else None
     return SpanPart(number, decoder, lane, zero, layouts, {}, reduction=reduction, early=overlap.gradients)
@@ -143,39 +163,33 @@ def _span(
 
 def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Place]:
     """Where activations of a span go: to the host, or to a device of another stage, which must be on the same node."""
-    found = [Place("cpu", span.offload.activations)] if span.offload.activations else []
+    found = [Place("cpu", Evenly(span.offload.activations))] if span.offload.activations else []
     if span.swap:
         peers = [how.ranks[each] for each in pipeline.stages[span.swap.to].ranks]
         peer, count = peers[position % len(peers)], torch.cuda.device_count()
         if not how.device.startswith("cuda"):  # one memory for all processes: a copy stands for the way to the other
-            return [*found, Place("cpu", span.swap.activations)]
+            return [*found, Place("cpu", Evenly(span.swap.activations))]
         if peer // count != how.me // count:
             problem = f"stage {span.swap.to} is on another node"
             raise InputError(problem, field="swap.to", valid="a stage on the same node")
-        found.append(Place(f"cuda:{peer % count}", span.swap.activations))
+        found.append(Place(f"cuda:{peer % count}", Evenly(span.swap.activations)))
     return found
 
 
 @torch.no_grad()
-def _fill(decoder: Decoder, layouts: dict[str, Layout], device: str, value: Values) -> None:
-    """Memory on the device, and values of the own pieces, of one whole parameter at a time."""
-    decoder.to_empty(device=device)
+def _fill(decoder: Decoder, layouts: dict[str, Layout], device: str, hosted: set[str], value: Values) -> None:
+    """Memory on the device or the host, and values of the own pieces, of one whole parameter at a time."""
+    for name, module in list(decoder.named_modules())[::-1]:
+        own = {f"{name}.{kind}".lstrip(".") for kind, _ in module.named_parameters(recurse=False)}
+        module.to_empty(device="cpu" if own & hosted else device, recurse=False)
+        for kind, buffer in module.named_buffers(recurse=False):
+            setattr(module, kind, buffer.to(device))
     for key, module, kind in decoder.named():
         whole = value(key, layouts[key].shape)
         for box, piece in layouts[key].pieces(getattr(module, kind).data):
             piece.copy_(whole[tuple(slice(*interval) for interval in box)])
     if decoder.tied:
         decoder.layer("head").weight = decoder.layer("embed").tokens.weight
-
-
-def _rest_to(decoder: Decoder, device: str) -> None:
-    """What is not sharded is used where it lies: buffers, and experts that nobody else has."""
-    for module in decoder.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(device))
-    for weight in decoder.parameters():
-        if not isinstance(weight, DTensor):
-            weight.data = weight.data.to(device)
 
 
 def _bridges(before: dict[int, Holding], after: dict[int, Holding], me: int) -> tuple[Bridge, Bridge]:

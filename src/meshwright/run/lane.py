@@ -40,6 +40,7 @@ class Lane:
     expert_replicas: Line = ALONE
     shards: Shards = Shards()  # how ZeRO cuts what the replicas hold
     expert_shards: Shards = Shards()
+    alone: Line = ALONE  # this process, as a group of its own where one is needed
     everyone: Line = ALONE  # that share the tokens of a micro-batch
     sharers: Mapping[int, Line] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
     sp: bool = False
@@ -68,7 +69,7 @@ class Lane:
         among = {few: _shards(grid, [names.index("tp")], few, made).line for few in sorted(sharers)}
         everyone = _line(grid, list(range(grid.dim())), made)
         whole = (tp, ulysses, ring, dp, replicas, ep, etp, others)
-        return Lane(*whole, shards, expert_shards, everyone, among, strategy.sp)
+        return Lane(*whole, shards, expert_shards, ALONE, everyone, among, strategy.sp)
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""

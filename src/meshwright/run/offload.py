@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from meshwright.run.evenly import Evenly
 from meshwright.run.models import Decoder
 from meshwright.run.repeat import Keeper, View
 from meshwright.run.torch_private import StorageWeakRef
@@ -24,26 +26,12 @@ LEAST = 2**20  # bytes of a tensor that is worth a copy
 _UNDER_WAY = 2**30  # bytes that may be on their way out: beyond it the host waits, or nothing would be saved
 
 
-@dataclass
+@dataclass(frozen=True)
 class Place:
     """Where so much of a span's activations goes: `cpu`, or another device."""
 
     device: str
-    fraction: float
-    seen: int = 0
-    moved: int = 0
-
-    def takes(self, size: int) -> bool:
-        """Whether the next tensor goes there: the part that has gone stays as close to the fraction as tensors allow.
-
-        >>> place = Place("cpu", 0.5)
-        >>> [place.takes(8) for _ in range(4)]
-        [True, False, True, False]
-        """
-        self.seen += size
-        goes = self.fraction > 0 and self.moved + size / 2 <= self.fraction * self.seen
-        self.moved += size if goes else 0
-        return goes
+    share: Evenly
 
 
 def offload(decoder: Decoder, places: Sequence[Place]) -> None:
@@ -52,7 +40,7 @@ def offload(decoder: Decoder, places: Sequence[Place]) -> None:
     >>> from meshwright.model import Model
     >>> from meshwright.run.models import build
     >>> decoder = build(Model.preset("tiny-llama"))
-    >>> offload(decoder, [Place("cpu", 1.0)])
+    >>> offload(decoder, [Place("cpu", Evenly(1.0))])
     >>> type(decoder.layer("block.0.mlp").keeper).__name__
     'Elsewhere'
     """
@@ -72,7 +60,9 @@ class Elsewhere(Keeper):
 
     def pack(self, tensor: Tensor) -> Any:
         layer = self._layer() if self._layer else None
-        given = {_address(weight) for weight in layer.parameters()} if layer else set()
+        # Weights that are still cut into shards cannot be what is kept.
+        here = [weight for weight in layer.parameters() if not isinstance(weight, DTensor)] if layer else []
+        given = set(map(_address, here))
         if tensor.untyped_storage().nbytes() < LEAST or _address(tensor) in given:
             return tensor
         parked = self._moves.parked(tensor, self)
@@ -123,7 +113,7 @@ class Moves:
         known = self._known.get(_address(tensor))
         if known is not None and not known[0].expired():
             return known[1]() if known[1] else None
-        place = next((place for place in self.places if place.takes(storage.nbytes())), None)
+        place = next((place for place in self.places if place.share.takes(storage.nbytes())), None)
         found = None if place is None else self._park(tensor, place, keeper)
         self._known = {at: one for at, one in self._known.items() if not one[0].expired()}
         self._known[_address(tensor)] = (StorageWeakRef(storage), weakref.ref(found) if found else None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.run.lane import Lane
 from meshwright.run.layout import Interval, Layout
@@ -78,13 +79,13 @@ class Part(nn.Module):
     def before(self, *, last: bool, split: bool) -> None:
         """Tell it whether the next backward pass is the last of a step, and whether it comes in two halves."""
         for span in self.spans:
-            if span.zero:
+            if isinstance(span.decoder, FSDPModule):
                 last_micro_batch(span.decoder, span.zero, last=last, late=split or not span.early)
-            elif span.reduction and last:
+            if span.reduction and last:
                 span.reduction.begin()
 
     def after(self, *, split: bool) -> None:
         """After the last backward pass of a step."""
         for span in self.spans:
-            if span.zero and (split or not span.early):
+            if isinstance(span.decoder, FSDPModule) and (split or not span.early):
                 finish(span.decoder, gathered=split)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.run.collectives import Line
 from meshwright.run.lane import Lane
@@ -28,6 +29,7 @@ class Reduction:
         self.early = early
         experts = {id(weight) for weight in decoder.experts()}
         trained = [weight for weight in decoder.parameters() if weight.requires_grad][::-1]
+        trained = [weight for weight in trained if not isinstance(weight, DTensor)]  # whose sums `fully_shard` makes
         bucket = min(max(sum(weight.nbytes for weight in trained) // _SEVERAL, _LEAST), _MOST)
         self.buckets = [
             _Bucket(line, some)

@@ -7,6 +7,7 @@ gradients of every micro-batch; level 1 keeps whole gradients until the last mic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -15,10 +16,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from meshwright.run.evenly import Evenly
 from meshwright.run.lane import Lane, Shards
 from meshwright.run.models import Decoder
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.torch_private import finish_reduction, gather_in_background
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Parameters that are gathered and scattered as one."""
+
+    module: nn.Module
+    weights: frozenset[Tensor]
+    shards: Shards
+    level: int  # of ZeRO; 0: every replica has them whole
+    on_host: bool
+
+    @property
+    def moves(self) -> bool:
+        """Whether they must be brought in before they are used."""
+        return self.level > 0 or self.on_host
 
 
 def shard(
@@ -30,41 +48,36 @@ def shard(
     *,
     split: bool = False,
     ahead: bool = True,
-    on_host: bool = False,
-) -> None:
+    away: float = 0.0,
+) -> set[str]:
     """Every layer of a block on its own, its experts over their own replicas; what stands before and after the blocks
     together, where weights may be tied.
 
     Backward passes in two halves (`split`) need parameters that stay gathered from the first forward to the last half.
     `ahead`: a layer's parameters are gathered while the one before computes.
-    With `on_host` shards live in host memory, with their gradients and states, and come up to be gathered.
+    So much of the parameters as `away` says lives in host memory, with gradients and states, and comes up for every use:
+    the own shards, or the whole where they have none. Their names are returned.
     """
-    policy = CPUOffloadPolicy(pin_memory=device.startswith("cuda")) if on_host else OffloadPolicy()
-    whole = _mesh(lane.shards, device)
-    own = [decoder.layer(name) for name in decoder.names if name.startswith("block.")]
-    parts: list[tuple[nn.Module, DeviceMesh]] = [(module, whole) for module in (*own, decoder)]
-    mixtures = [module.experts for module in own if isinstance(module, Mixture)]
-    if mixtures and lane.expert_replicas.size > 1:
-        mesh = _mesh(lane.expert_shards, device)
-        parts = [(experts, mesh) for experts in mixtures] + parts
-    if lane.expert_replicas.size == 1:  # nobody else has them
-        for experts in mixtures:
-            for kind, weight in list(experts.named_parameters()):
-                setattr(experts, kind, nn.Parameter(weight.to(dtype), requires_grad=weight.requires_grad))
-    alone = set(decoder.experts()) if lane.expert_replicas.size == 1 else set()
+    units = list(_units(decoder, lane, zero, away))
+    hosted = {weight for unit in units if unit.on_host for weight in unit.weights}
+    names = {name for name, weight in decoder.named_parameters(remove_duplicate=False) if weight in hosted}
+    still = {weight for unit in units if not unit.moves for weight in unit.weights}
+    if zero:
+        still = _narrowed(decoder, still, dtype)
     kinds = MixedPrecisionPolicy()
     if dtype != torch.float32:
         # Halves of backward passes leave gradients in the type that is computed in: they are summed as they are.
         kinds = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if split else torch.float32)
-    for module, mesh in parts:
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=zero == 3 and not split,
-            ignored_params=alone,
-            offload_policy=policy,
-            mp_policy=kinds,
-        )
+    for unit in units:
+        if unit.moves or unit.module is decoder:
+            fully_shard(
+                unit.module,
+                mesh=_mesh(unit.shards, device),
+                reshard_after_forward=(zero == 3 or unit.on_host) and not split,
+                ignored_params=still,
+                offload_policy=CPUOffloadPolicy(pin_memory=device != "cpu") if unit.on_host else OffloadPolicy(),
+                mp_policy=kinds,
+            )
     for module in sharded(decoder):  # losses are sums already divided by all tokens: gradients add up
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -74,8 +87,39 @@ def shard(
             module.set_modules_to_backward_prefetch([])
         elif device == "cpu":  # which has no streams for collectives to run on
             gather_in_background(module)
-    for module, following in pairwise(own) if ahead else ():
+    blocks = [module for module in map(decoder.layer, decoder.names) if isinstance(module, FSDPModule)]
+    for module, following in pairwise(blocks) if ahead else ():
         module.set_modules_to_forward_prefetch([following])
+    return names
+
+
+def _units(decoder: Decoder, lane: Lane, zero: int, away: float) -> Iterator[_Unit]:
+    blocks = [decoder.layer(name) for name in decoder.names if name.startswith("block.")]
+    experts = [module.experts for module in blocks if isinstance(module, Mixture)]
+    share, seen = Evenly(away), set[Tensor]()
+    for module in (*experts, *blocks, decoder):
+        weights = frozenset(module.parameters()) - seen
+        seen |= weights
+        replicas, shards = lane.replicas, lane.shards
+        if module in experts:
+            replicas, shards = lane.expert_replicas, lane.expert_shards
+        level = zero if replicas.size > 1 else 0
+        if not level:  # one piece, of which every replica has a copy
+            ranks = [[rank] for row in shards.ranks for rank in row]
+            shards = Shards(lane.alone, replicas, ranks)
+        on_host = share.takes(sum(weight.numel() for weight in weights))
+        yield _Unit(module, weights, shards, level, on_host)
+
+
+def _narrowed(decoder: Decoder, weights: set[Tensor], dtype: torch.dtype) -> set[Tensor]:
+    """What is not sharded has the type that is computed in."""
+    found = set[Tensor]()
+    for module in decoder.modules():
+        for kind, weight in list(module.named_parameters(recurse=False)):
+            if weight in weights:
+                setattr(module, kind, nn.Parameter(weight.to(dtype), requires_grad=weight.requires_grad))
+                found.add(getattr(module, kind))
+    return found
 
 
 def _mesh(shards: Shards, device: str) -> DeviceMesh:

@@ -41,16 +41,20 @@ _LOST = (
 
 def work_alone(work: Work, tell: Tell) -> None:
     """A world of one process, in this one."""
+    joined = dist.is_initialized()
     try:
         _train(work, _device(0), tell)
     except Exception as error:
         raise told(error, work) from None
+    finally:
+        if dist.is_initialized() and not joined:
+            dist.destroy_process_group()
 
 
 def work_together(work: Work, rank: int, local_rank: int, tell: Tell) -> None:
     """One of the processes that a launcher has started; one of them says what is wrong."""
     device = _device(local_rank)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
+    _join(device)
     try:
         _train(work, device, tell if rank == 0 else lambda _: None)
         dist.destroy_process_group()
@@ -73,7 +77,7 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // work.world))
     code = 0
     try:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
+        _join(device)
         _train(work, device, lambda event: events.put(("event", rank, event)))
         dist.destroy_process_group()
     except BaseException as error:
@@ -83,6 +87,11 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
     events.close()
     events.join_thread()
     quiet_exit(code)
+
+
+def _join(device: str) -> None:
+    """What lives in host memory is summed there."""
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
 
 
 def _end_with(launcher: Any) -> None:

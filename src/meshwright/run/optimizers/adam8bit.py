@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.kernels.device import fused
+from meshwright.run.optimizers.host import on_host, visits
 from meshwright.run.sharding import local
 
 _BLOCK = 256
@@ -56,21 +57,31 @@ class AdamW8bit(torch.optim.Optimizer):
     def _state(self, weight: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[weight]
         if not state:
-            state.update(step=0, moments=_nothing(local(weight.detach())))
+            own = local(weight.detach())
+            state.update(step=0, moments=_nothing(own, "cpu" if on_host(weight) else own.device))
         return state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
+            every = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in every:
+                if not on_host(weight):
                     self.update(weight, group)
+            for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
+                value = local(weight.detach()).cpu()
+                self._update(weight, value, grad, group)
+                send(value)
 
     @torch.no_grad()
     def update(self, weight: Tensor, group: dict[str, Any]) -> None:
         """Of one parameter, by its gradient."""
+        self._update(weight, local(weight), local(weight.grad), group)
+
+    def _update(self, weight: Tensor, own: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Of a parameter's values `own`, wherever they and the moments are."""
         state = self._state(weight)
-        own, grad = local(weight), local(weight.grad).contiguous()
+        grad = grad.contiguous()
         state["step"] += 1
         if not own.numel():  # fewer rows than shards
             return
@@ -87,11 +98,10 @@ class AdamW8bit(torch.optim.Optimizer):
             _update(own, grad, state["moments"], numbers, rounds)
 
 
-def _nothing(weight: Tensor) -> _Moments:
+def _nothing(weight: Tensor, device: torch.device | str) -> _Moments:
     blocks = -(-weight.numel() // _BLOCK)
-
-    first, second = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
-    scales = torch.zeros(2, blocks, dtype=torch.float32, device=weight.device)
+    first, second = (torch.zeros(weight.numel(), dtype=torch.uint8, device=device) for _ in range(2))
+    scales = torch.zeros(2, blocks, dtype=torch.float32, device=device)
     return first.fill_(_NONE), second, scales[0], scales[1]
 
 

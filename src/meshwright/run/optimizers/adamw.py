@@ -64,7 +64,7 @@ class AdamW(torch.optim.Optimizer):
         states = [self.states(weight) for weight in weights]
         own = [local(weight.detach()) for weight in weights]
         masters = [state.get("master", weight) for state, weight in zip(states, own, strict=True)]
-        self._adamw(masters, [local(weight.grad) for weight in weights], states, group, fused=own[0].is_cuda)
+        self._adamw(masters, [local(weight.grad) for weight in weights], states, group)
         for weight, master in zip(own, masters, strict=True):
             if master is not weight:
                 weight.copy_(master)
@@ -72,20 +72,19 @@ class AdamW(torch.optim.Optimizer):
     def _update_on_host(self, weight: Tensor, grad: Tensor, group: dict[str, Any], send: Send) -> None:
         state, own = self.states(weight), local(weight.detach())
         master = state.get("master", own).cpu()
-        self._adamw([master], [grad], [state], group, fused=own.is_cuda)
+        self._adamw([master], [grad], [state], group)
         if master is not own:
             send(master)
 
     def _adamw(
-        self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any],
-        *, fused: bool,
-    ) -> None:  # fmt: skip
+        self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
+    ) -> None:
         firsts, seconds = ([state[name].float() for state in states] for name in ("first", "second"))
         if weights[0].numel():
             adamw(
                 weights, [grad.float() for grad in grads], firsts, seconds, [],
                 [torch.tensor(float(group["step"] - 1), device=weight.device) for weight in weights],
-                foreach=not fused, fused=fused, amsgrad=False, maximize=False,
+                foreach=False, fused=True, amsgrad=False, maximize=False,
                 lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=group["weight_decay"],
             )  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor
 from meshwright.errors import InputError
 from meshwright.run.optimizers.adam8bit import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
-from meshwright.run.optimizers.host import on_host
 from meshwright.run.optimizers.sgd import SGD
 from meshwright.run.refusals import OPTIMIZERS
 from meshwright.run.sharding import local
@@ -27,9 +26,6 @@ def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_deca
     groups = [group for group in groups if group["params"]] or groups[:1]  # a stage may have nothing that is trained
     if name in ("adamw", "adamw-16bit"):
         return AdamW(groups, lr=lr, moments=torch.float32 if name == "adamw" else torch.bfloat16)
-    if any(map(on_host, weights)):
-        problem = f"{name} cannot keep its states on the host"
-        raise InputError(problem, field="offload.optimizer", valid="0, or the optimizer adamw or adamw-16bit")
     if name == "adamw-8bit":
         return AdamW8bit(groups, lr=lr)
     if name in ("sgd", "sgd-momentum"):

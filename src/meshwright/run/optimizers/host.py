@@ -4,31 +4,32 @@ Ren et al., 2021)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshwright.run.evenly import Evenly
 from meshwright.run.sharding import local
 
 _AHEAD = 2  # gradients that are on their way down while one is used
 Send = Callable[[Tensor], None]  # a new value, up to the weight
 
 
-def keep_on_host(weights: Sequence[Tensor], fraction: float) -> None:
+def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[Tensor] = ()) -> None:
     """Mark as many of the weights as make up a fraction of their elements: their states will live in host memory.
+
+    Those that are there `always`, since the weights themselves are, count first.
 
     >>> weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
     >>> keep_on_host(weights, 0.5)
     >>> [on_host(weight) for weight in weights]
     [True, False, True, False]
     """
-    seen = moved = 0
-    for weight in weights:
-        seen += weight.numel()
-        if moved + weight.numel() / 2 <= fraction * seen:
-            moved += weight.numel()
+    share = Evenly(fraction)
+    for weight in sorted(weights, key=lambda weight: weight not in always):
+        if share.takes(weight.numel(), must=weight in always):
             weight.states_on_host = True
 
 

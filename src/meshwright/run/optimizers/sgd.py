@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.run.optimizers.host import on_host, pinned, visits
 from meshwright.run.sharding import local
 
 
@@ -28,24 +29,32 @@ class SGD(torch.optim.Optimizer):
         """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
         state: dict[str, Tensor] = self.state[weight]
         own = local(weight.detach())
+        make = pinned if on_host(weight) else torch.empty_like
         if not state and self.defaults["momentum"]:
-            state["momentum"] = torch.zeros_like(own, dtype=torch.float32)
+            state["momentum"] = make(own, dtype=torch.float32).zero_()
         if "master" not in state and own.dtype != torch.float32:
-            state["master"] = own.float()
+            state["master"] = make(own, dtype=torch.float32).copy_(own)
         return state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state, own = self.states(weight), local(weight.detach())
-                master = state.get("master", own)
-                change = local(weight.grad).float().add(master, alpha=group["weight_decay"])
-                if "momentum" in state:
-                    change = state["momentum"].mul_(group["momentum"]).add_(change)
-                master.sub_(change, alpha=group["lr"])
-                if master is not own:
-                    own.copy_(master)
+            every = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in every:
+                if not on_host(weight):
+                    own = local(weight.detach())
+                    value = self._updated(weight, own, local(weight.grad), group)
+                    if value is not own:
+                        own.copy_(value)
+            for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
+                send(self._updated(weight, local(weight.detach()).cpu(), grad, group))
+
+    def _updated(self, weight: Tensor, own: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
+        """The new value, in the place of the old one or of its float32 copy."""
+        state = self.states(weight)
+        master = state.get("master", own)
+        change = grad.float().add(master, alpha=group["weight_decay"])
+        if "momentum" in state:
+            change = state["momentum"].mul_(group["momentum"]).add_(change)
+        return master.sub_(change, alpha=group["lr"])
