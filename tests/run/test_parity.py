@@ -7,14 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, PlanError
 from meshwright.plan.document import Compression
 from meshwright.run.apply import apply
+from meshwright.run.loss import next_tokens
+from meshwright.run.models import Context, build
 from tests.run.families import CONFIGS
-from tests.run.parity import STEPS, Shown, on_a_rank, plan_of, world_of
+from tests.run.parity import GROUPS, STEPS, Shown, batches, on_a_rank, plan_of, world_of
 from tests.run.plans import FULL, drawn
 from tests.run.pool import close_all, pool
 
@@ -157,3 +160,33 @@ def test_what_cannot_be_run_yet_is_refused_by_name() -> None:
 def test_a_plan_for_other_processes_is_refused() -> None:
     with pytest.raises(InputError, match=r"there are 1 processes.*valid: 2, one for each"):
         apply(*plan_of("dp=2", CONFIGS["llama"]))
+
+
+def summed_by_hand(table: str, config: dict[str, Any]) -> float:
+    """How far gradients of matrices are from float32 sums of those that each micro-batch has alone.
+
+    Those of norms are float32 as they are made: alone they would be rounded before they are summed.
+    """
+    model, plan = plan_of(table, config)
+    part = apply(model, plan, seed=7, groups=GROUPS, dtype=torch.bfloat16)
+    tokens = batches("whole")[0][0]
+    part.step(part.micro_batches(tokens), tokens.numel())
+    decoder = build(model, seed=7)
+    for weight in decoder.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    sums: dict[str, Any] = {}
+    for some in tokens.chunk(plan.pipelines[0].micro_batches):
+        decoder.zero_grad()
+        (decoder(some, Context.of(some), next_tokens(some)) / tokens.numel()).backward()
+        for key, module, kind in decoder.named():
+            sums[key] = sums.get(key, 0) + getattr(module, kind).grad.float()
+    found = {key: getattr(module, kind).grad for span in part.spans for key, module, kind in span.decoder.named()}
+    errors = [(grad - sums[key]).abs().max() / sums[key].abs().max() for key, grad in found.items() if grad.dim() > 1]
+    return float(max(errors))
+
+
+@pytest.mark.parametrize("text", ["micro_batches=8", "pp=2,schedule=zero-bubble,micro_batches=8"])
+def test_gradients_of_micro_batches_add_up_in_float32(text: str) -> None:
+    world = world_of(plan_of(text, CONFIGS["llama-deep"])[1])
+    for error in pool(world).run(summed_by_hand, text, CONFIGS["llama-deep"]):
+        assert error < 1e-6

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.run.layout import Box, inside, overlap
 from meshwright.run.part import SpanPart
-from meshwright.run.sharding import local
+from meshwright.run.sharding import local, no_gradient
 
 Number = tuple[int, int, int]  # of a span: pipeline, stage, span
 
@@ -50,7 +50,8 @@ class _Own:
 class Copies:
     """The pieces of this process, and what other copies of the same parameters have of them."""
 
-    def __init__(self, spans: Sequence[SpanPart]) -> None:
+    def __init__(self, spans: Sequence[SpanPart], device: str) -> None:
+        self.device = device  # what travels does so from there, wherever it is kept
         together = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.own: dict[Piece, _Own] = {}
@@ -86,17 +87,36 @@ class Copies:
         work, arrived = [], {}
         for one in some:
             if one.source.rank != self.rank:
-                arrived[one] = grads[one.target].new_empty([high - low for low, high in one.box])
+                arrived[one] = torch.empty([high - low for low, high in one.box], device=self.device)
                 work.append(dist.P2POp(dist.irecv, arrived[one], one.source.rank))
                 continue
-            part = grads[one.source][inside(one.source.box, one.box)].clone(memory_format=torch.contiguous_format)
+            part = (
+                grads[one.source][inside(one.source.box, one.box)]
+                .to(self.device, torch.float32, copy=True)
+                .contiguous()
+            )
             if one.target.rank == self.rank:
                 arrived[one] = part
             else:
                 work.append(dist.P2POp(dist.isend, part, one.target.rank))
         for each in dist.batch_isend_irecv(work) if work else []:
             each.wait()
-        _add(grads, arrived)
+        self._add(grads, arrived)
+
+    def _add(self, grads: dict[Piece, Tensor], arrived: dict[_Transfer, Tensor]) -> None:
+        """In the order of the spans, in float32."""
+        mine: dict[Piece, list[_Transfer]] = defaultdict(list)
+        for one in arrived:
+            mine[one.target].append(one)
+        for target, terms in mine.items():
+            total = torch.zeros(grads[target].shape, device=self.device)
+            for span in sorted({target.span, *(one.source.span for one in terms)}):
+                if span == target.span:
+                    total += grads[target].to(self.device)
+                for one in terms:
+                    if one.source.span == span:
+                        total[inside(target.box, one.box)] += arrived[one]
+            grads[target].copy_(total)
 
     def _trained(self, one: _Transfer) -> bool:
         mine = one.source if one.source.rank == self.rank else one.target
@@ -106,7 +126,7 @@ class Copies:
         """A view of the gradient of an own piece."""
         own = self.own[piece]
         if own.weight.grad is None:
-            own.weight.grad = torch.zeros_like(own.weight)
+            own.weight.grad = no_gradient(own.weight)
         return list(own.span.layouts[piece.key].pieces(own.weight.grad))[own.place][1]
 
     def norm(self) -> Tensor:
@@ -119,8 +139,7 @@ class Copies:
                     found[own.weight.grad.device].append(self._gradient(piece))
                 elif own.place == 0:
                     found[own.weight.grad.device].append(local(own.weight.grad))
-        cuda = any(own.weight.is_cuda for own in self.own.values())
-        total = torch.zeros((), device="cuda" if cuda else "cpu")
+        total = torch.zeros((), device=self.device)
         for grads in found.values():
             norms = torch._foreach_norm(grads)
             total += torch.stack([norm.float() for norm in norms]).square().sum().to(total.device)
@@ -157,19 +176,3 @@ def _transfers(every: Sequence[Piece]) -> list[_Transfer]:
                     near = [piece for piece in same if piece.rank == target.rank]
                     found.append(_Transfer(near[0] if near else same[turn % len(same)], target, common))
     return found
-
-
-def _add(grads: dict[Piece, Tensor], arrived: dict[_Transfer, Tensor]) -> None:
-    """In the order of the spans."""
-    mine: dict[Piece, list[_Transfer]] = defaultdict(list)
-    for one in arrived:
-        mine[one.target].append(one)
-    for target, terms in mine.items():
-        own = grads[target].clone()
-        grads[target].zero_()
-        for span in sorted({target.span, *(one.source.span for one in terms)}):
-            if span == target.span:
-                grads[target].add_(own)
-            for one in terms:
-                if one.source.span == span:
-                    grads[target][inside(target.box, one.box)].add_(arrived[one])

@@ -18,6 +18,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.model import Model
@@ -112,7 +113,7 @@ def apply(
             after.enter = _bridges(before.holdings, after.holdings, me)
     spans = [span for some in stages.values() for span in some]
     train = _train(how, plan.pipelines[number], stages, {s: held for (p, s), held in holdings.items() if p == number})
-    return Parallel(plan, number, spans, train, Copies(spans))
+    return Parallel(plan, number, spans, train, Copies(spans, how.device))
 
 
 def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups) -> Lane:
@@ -154,6 +155,8 @@ def _span(
         split, ahead, away = halved(pipeline), overlap.parameters, span.offload.parameters
         hosted = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
     _fill(decoder, layouts, how.device, hosted, how.value)
+    if pipeline.micro_batches > 1:
+        _add_up_wide(decoder)
     there = {weight for name, weight in decoder.named_parameters() if name in hosted}
     keep_on_host(list(decoder.parameters()), span.offload.optimizer, always=there)
     alike = not zero and max(lane.replicas.size, lane.expert_replicas.size) > 1
@@ -190,6 +193,13 @@ def _fill(decoder: Decoder, layouts: dict[str, Layout], device: str, hosted: set
             piece.copy_(whole[tuple(slice(*interval) for interval in box)])
     if decoder.tied:
         decoder.layer("head").weight = decoder.layer("embed").tokens.weight
+
+
+def _add_up_wide(decoder: Decoder) -> None:
+    """Gradients of many micro-batches are summed in float32; `fully_shard` does so for what it shards."""
+    for weight in decoder.parameters():
+        if weight.requires_grad and not isinstance(weight, DTensor):
+            weight.grad_dtype = torch.float32
 
 
 def _bridges(before: dict[int, Holding], after: dict[int, Holding], me: int) -> tuple[Bridge, Bridge]:

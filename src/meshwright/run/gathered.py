@@ -45,7 +45,7 @@ def gathered(part: Parallel, key: str) -> Tensor | None:
     copies = part.copies
     mine = {piece: own for piece, own in copies.own.items() if piece.key == key and piece in copies.counted}
     views = {
-        piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1].contiguous()
+        piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1].contiguous().to(copies.device)
         for piece, own in mine.items()
     }
     if copies.rank:
@@ -54,8 +54,7 @@ def gathered(part: Parallel, key: str) -> Tensor | None:
         return None
     pieces = [piece for piece in copies.standing if piece.key == key]
     shape = [max(piece.box[dim][1] for piece in pieces) for dim in range(len(pieces[0].box))]
-    example = next(iter(copies.own.values())).weight
-    whole = torch.empty(shape, dtype=copies.dtypes[key], device=example.device)
+    whole = torch.empty(shape, dtype=copies.dtypes[key], device=copies.device)
     for piece in pieces:
         target = whole[tuple(slice(*interval) for interval in piece.box)]
         if piece in views:

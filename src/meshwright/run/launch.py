@@ -23,7 +23,8 @@ from meshwright.run.options import Training
 
 STOPPING = "stopping after this step; again: at once"
 AT_ONCE = "stopped at once; the last whole checkpoint is kept"
-_PATIENCE = 8.0  # seconds that processes get to end by themselves after one has failed
+_PATIENCE = 8.0  # seconds that processes get to end by themselves after one has failed, or to say why
+_KNOWN = 1.0  # once one has said why
 Event = dict[str, Any]
 
 
@@ -116,7 +117,7 @@ def _without_main() -> Iterator[None]:
 def _watch(processes: list[Any], events: Any, tell: Callable[[Event], None], asked: list[float]) -> None:
     """Until all have ended; a failure ends the others, a signal asks all to end."""
     failures: list[tuple[int, dict[str, Any]]] = []
-    told, deadline = False, float("inf")
+    told, since = False, float("inf")
     while True:
         if asked and not told:
             told = True
@@ -134,8 +135,9 @@ def _watch(processes: list[Any], events: Any, tell: Callable[[Event], None], ask
             failures.append((rank, facts))
         died = [process for process in processes if process.exitcode not in (None, 0)]
         if failures or died:
-            deadline = min(deadline, time.monotonic() + (1.0 if failures else _PATIENCE))
-        if not kind and (not alive or time.monotonic() > deadline):
+            since = min(since, time.monotonic())
+        known = any(not facts["consequence"] for _, facts in failures) or any(p.exitcode < 0 for p in died)
+        if not kind and (not alive or time.monotonic() > since + (_KNOWN if known and failures else _PATIENCE)):
             break
     if asked and died and all(facts["consequence"] for _, facts in failures):
         tell({"event": "stopped", "time": time.time(), "step": 0})  # before the first step: nobody was listening yet

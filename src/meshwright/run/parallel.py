@@ -17,7 +17,7 @@ from meshwright.run.layout import Interval, own_rows
 from meshwright.run.models.linear import Product
 from meshwright.run.part import MicroBatch, SpanPart
 from meshwright.run.pipeline import Train
-from meshwright.run.sharding import local
+from meshwright.run.sharding import local, no_gradient
 from meshwright.run.tensor_parallel import partial
 
 
@@ -61,9 +61,16 @@ class Parallel:
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, votes: float = 0.0) -> Outcome:
         """Gradients of all tokens of all processes, over `divisor`, in the parameters, and what all agree on."""
+        self._begin()
         loss = self.train.step(batches, divisor)
         self.sum_gradients()
         return self._agreed(loss, batches, votes)
+
+    def _begin(self) -> None:
+        """Backward passes in halves would leave the first gradient in the type of its weight."""
+        for weight in self.parameters() if self.train.halved else ():
+            if weight.requires_grad and weight.grad is None and weight.grad_dtype != weight.dtype:
+                weight.grad = no_gradient(weight)
 
     def evaluate(self, batches: Sequence[MicroBatch], divisor: float) -> Outcome:
         """The same loss without gradients."""
@@ -89,7 +96,7 @@ class Parallel:
                 span.reduction.finish()
             for part in partial(span.decoder, span.lane):
                 if part.weight.requires_grad:
-                    _sum_rows(part.weight, part.line.group, part.first)
+                    _sum_rows(part.weight, part.line.group, part.first, self.copies.device)
         self.copies.sum_gradients()
 
     @torch.no_grad()
@@ -132,13 +139,13 @@ class Parallel:
         return [weight for span in self.spans for weight in span.decoder.parameters()]
 
 
-def _sum_rows(weight: Tensor, group: object, first: int = 0) -> None:
+def _sum_rows(weight: Tensor, group: object, first: int, device: str) -> None:
     if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
+        weight.grad = no_gradient(weight)
     at, count = own_rows(weight)
     some = local(weight.grad)[max(first - at, 0) :]
     if len(some) and first < at + count:
-        whole = some.contiguous()
+        whole = some.contiguous().to(device)
         dist.all_reduce(whole, group=group)
         if whole.data_ptr() != some.data_ptr():
             some.copy_(whole)

@@ -28,9 +28,9 @@ class Train:
     def __init__(self, pipeline: Pipeline, stages: Sequence[Stage]) -> None:
         groups = len(pipeline.stages) // pipeline.schedule.virtual
         table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
-        split = halved(pipeline)
+        self.halved = halved(pipeline)
         for stage in stages:
-            stage.micro_batches, stage.split = pipeline.micro_batches, split
+            stage.micro_batches, stage.split = pipeline.micro_batches, self.halved
         self.stages = list(stages)
         self.last = any(stage.is_last for stage in stages)
         self._runtime = Runtime(self.stages, pipeline.micro_batches, loss_fn=_same, scale_grads=False)

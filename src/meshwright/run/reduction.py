@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.run.collectives import Line
 from meshwright.run.lane import Lane
 from meshwright.run.models import Decoder
+from meshwright.run.sharding import no_gradient
 
 # Bytes of a bucket: large enough for the links; small models still get several, so that sums start early.
 _LEAST, _MOST, _SEVERAL = 2**20, 25 * 2**20, 16
@@ -79,7 +80,7 @@ class _Bucket:
     def start(self) -> None:
         for weight in self.weights:
             if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
+                weight.grad = no_gradient(weight)
         grads = [weight.grad for weight in self.weights]
         # Sums over many replicas are rounded once: in float32.
         alone = grads[0] if len(grads) == 1 and grads[0].is_contiguous() and grads[0].dtype == torch.float32 else None

@@ -153,6 +153,11 @@ def finish(decoder: Decoder, *, gathered: bool) -> None:
         module.set_reshard_after_backward(False, recurse=False)
 
 
+def no_gradient(weight: Tensor) -> Tensor:
+    """Zeros, in the type that gradients of a parameter are kept in."""
+    return torch.zeros_like(weight, dtype=weight.grad_dtype)
+
+
 def local(tensor: Tensor) -> Tensor:
     """The own shard, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

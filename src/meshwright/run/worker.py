@@ -114,17 +114,23 @@ def _device(local_rank: int) -> str:
     return "cpu"
 
 
+def _root(error: BaseException) -> BaseException:
+    """What went wrong first: PyTorch wraps errors inside a pipeline in others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _consequence(error: BaseException) -> bool:
-    return not isinstance(error, MeshwrightError) and any(text in str(error) for text in _LOST)
+    root = _root(error)
+    return not isinstance(error, MeshwrightError) and any(text in str(root) for text in _LOST)
 
 
 def told(error: BaseException, work: Work) -> Exception:
     """The error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
     if isinstance(error, MeshwrightError):
         return error
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
+    root = _root(error)
     text = str(root).strip()
     if (
         isinstance(root, torch.OutOfMemoryError | MemoryError)
