@@ -30,12 +30,14 @@ CONFIG = {
     "num_key_value_heads": 4, "intermediate_size": 704, "max_position_embeddings": 256,
 }  # fmt: skip
 BATCH, LENGTH = 8, 128
+WIDE = CONFIG | {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 2816}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("gradients under backward, plain replicas", {"dp": 2, "zero": 0}, {"gradients": False}, {}),
     ("gradients under backward, ZeRO 1", {"dp": 2, "zero": 1}, {"gradients": False}, {}),
     ("parameters ahead, ZeRO 3", {"dp": 2, "zero": 3}, {"parameters": False}, {}),
     ("receives that do not wait, 1F1B", {"pp": 2, "micro_batches": 8}, {"pipeline": False}, {}),
-    ("tensor-parallel sums in 4 chunks", {"tp": 2, "sp": True}, {}, {"tensor_chunks": 4}),
+    ("tensor-parallel sums in 2 chunks", {"tp": 2, "sp": False}, {}, {"tensor_chunks": 2}),
+    ("gathers and scatters in 2 chunks", {"tp": 2, "sp": True}, {}, {"tensor_chunks": 2}),
 ]
 
 
@@ -43,12 +45,12 @@ def work(rank: int, steps: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = mw.Model.from_config(CONFIG)
-    job = mw.Job(model, mw.Cluster.preset("2xcpu"), BATCH, seq_len=LENGTH, precision="fp32")
     tokens = torch.randint(0, 512, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     if rank == 0:
         print(f"{'mechanism':44}  off ms   on ms   gain")
     for name, table, off, on in CASES:
+        model = mw.Model.from_config(WIDE if "tp" in table else CONFIG)
+        job = mw.Job(model, mw.Cluster.preset("2xcpu"), BATCH, seq_len=LENGTH, precision="fp32")
         plans = [mw.Plan.of({"micro_batches": 2, **table, "overlap": way}, job) for way in (off, on)]
         parts = [apply(model, plan) for plan in plans]
         optimizers = [AdamW(part.parameters()) for part in parts]
@@ -88,7 +90,7 @@ def main() -> None:
     if not chosen.inside and os.geteuid() == 0 and shutil.which("unshare"):
         os.execvp("unshare", ["unshare", "-n", sys.executable, __file__, *sys.argv[1:], "--inside"])
     link = f"a loopback of {chosen.rate}" if chosen.inside and shaped(chosen.rate) else "the loopback as it is"
-    print(f"two processes of one thread, {link}; Llama of {CONFIG['num_hidden_layers']} layers, width 256")
+    print(f"two processes of one thread, {link}; Llama of 6 layers, width 256 (tensor parallelism: 2, 1,024)")
     processes.spawn(work, (chosen.steps, 29511), nprocs=2)
 
 

@@ -116,6 +116,10 @@ FULL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("llama-deep",),
     ),
     "sums in four chunks": ({"tp": 2, "sp": True, "overlap": {"tensor_chunks": 4}}, ("llama", "deepseek-v3")),
+    "sums in two chunks, some repeated": (
+        {"dp": 2, "zero": 3, "tp": 2, "sp": True, "recompute": ("norm", "gate", "core"), "overlap": {"tensor_chunks": 2}},
+        ("llama", "qwen3"),
+    ),
     "sums in three chunks, no sp": ({"tp": 4, "sp": False, "overlap": {"tensor_chunks": 3}}, ("gpt2", "qwen3")),
 }  # fmt: skip
 

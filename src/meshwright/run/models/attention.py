@@ -35,8 +35,9 @@ class GroupedAttention(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        later = self.qkv.in_chunks(context.lane)
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane, later=later), x)
             q, k, v = run("qkv", lambda t: self._qkv(t, context), normed)
             if self.q_norm is not None:
                 q, k = run("qk_norm", lambda q, k: self._normed(q, k, context), q, k)
@@ -45,7 +46,8 @@ class GroupedAttention(nn.Module):
 
     def _qkv(self, normed: Tensor, context: Context) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values; turned, unless they are to be normed before that."""
-        size, product = self.shape.head_dim, self.qkv(normed)
+        size, later = self.shape.head_dim, self.qkv.in_chunks(context.lane)
+        product = self.qkv.entered(normed, context.lane) if later else self.qkv(normed)
         heads = [part // size for part in self.parts]
         if self.turns is None or self.q_norm is not None:
             return product.unflatten(-1, (-1, size)).split(heads, dim=2)  # type: ignore[no-any-return]

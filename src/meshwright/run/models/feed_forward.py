@@ -36,25 +36,35 @@ class FeedForward(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        lane = context.lane
+        later = self.up.in_chunks(lane) and not _apart(self.repeated, gated=self.shape.gated)
+        up = (lambda t: self.up.entered(t, lane)) if later else self.up
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
-            wide = widened(run, normed, self.up, self.repeated, gated=self.shape.gated)
+            normed, x = run("norm", lambda t: entered(self.norm, t, lane, later=later), x)
+            wide = widened(run, normed, up, self.repeated, gated=self.shape.gated)
             product = run("activation", lambda *t: inner(t, self.activation, gated=self.shape.gated), *wide)
-            return x + run("down", lambda t: self.down(t, context.lane), product)
+            return x + run("down", lambda t: self.down(t, lane), product)
 
 
 def widened(
-    run: Run, x: Tensor, up: Product, repeated: frozenset[str], *, gated: bool, prefix: str = ""
-) -> tuple[Tensor, ...]:
+    run: Run, x: Tensor, up: Product | Callable[[Tensor], Tensor], repeated: frozenset[str], *, gated: bool,
+    prefix: str = "",
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gate and up in one product, or as two where a plan repeats one of them only."""
     names = (f"{prefix}gate", f"{prefix}up") if gated else (f"{prefix}up",)
-    if len(repeated.intersection(names)) != 1 or not gated:
+    if not isinstance(up, Product) or not _apart(repeated, gated=gated, prefix=prefix):
         return (run(names[0], up, x),)
+    product = up
 
     def half(i: int) -> Callable[[Tensor], Tensor]:
-        return lambda t: up.part(t, i, 2)
+        return lambda t: product.part(t, i, 2)
 
     return tuple(run(name, half(i), x) for i, name in enumerate(names))
+
+
+def _apart(repeated: frozenset[str], *, gated: bool, prefix: str = "") -> bool:
+    """Whether one of gate and up is repeated and the other is not."""
+    return gated and len(repeated & {f"{prefix}gate", f"{prefix}up"}) == 1
 
 
 def inner(x: tuple[Tensor, ...], activation: str, *, gated: bool) -> Tensor:

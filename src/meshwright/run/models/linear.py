@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.run.chunked import chunked_leave
+from meshwright.run.chunked import chunked_enter, chunked_leave
 from meshwright.run.lane import Lane
 from meshwright.run.products import linear
 from meshwright.run.rounding import Watch
@@ -54,8 +54,17 @@ class Product(nn.Linear):
         self.requires_grad_(False)
         self.lora = Adapter(self.weight, rank)
 
+    def in_chunks(self, lane: Lane) -> bool:
+        """Whether its collectives travel under it."""
+        return lane.chunks > 1 and self.lora is None and not self.computed_in
+
     def forward(self, x: Tensor) -> Tensor:
         return self.part(x, 0, 1)
+
+    def entered(self, x: Tensor, lane: Lane) -> Tensor:
+        """Of what has not entered the tensor-parallel part yet: it does so in chunks."""
+        found = chunked_enter(x, self.weight, lane.tp, lane.chunks, sp=lane.sp)
+        return found if self.bias is None else found + self.bias
 
     def part(self, x: Tensor, index: int, of: int) -> Tensor:
         """One of so many equal parts of its outputs."""
@@ -76,7 +85,7 @@ class Row(Product):
     """Each member has some of the inputs, that is of the weight's columns: results are summed, the bias is added once."""
 
     def forward(self, x: Tensor, lane: Lane) -> Tensor:  # type: ignore[override]
-        if lane.chunks > 1 and self.lora is None and not self.computed_in:
+        if self.in_chunks(lane):
             found = chunked_leave(x, self.weight, lane.tp, lane.chunks, sp=lane.sp)
         else:
             found = self._times(x, self.weight, None)
