@@ -20,9 +20,10 @@ import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.checkpoint import latest
 from meshwright.run.data import open_data
-from meshwright.run.launch import AT_ONCE
+from meshwright.run.launch import AT_ONCE, Work
 from meshwright.run.models import build
 from meshwright.run.options import Training
+from meshwright.run.worker import told
 from tests.run.families import CONFIGS
 
 TINY = ["tiny-llama", "--seq", "32", "--batch", "4", "--data", "synthetic"]
@@ -272,6 +273,35 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert err.splitlines() == ["stopping after this step; again: at once", f"error: {AT_ONCE}"]
+
+
+def test_what_a_run_is_of_cannot_change(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    mw.train(plan(), steps=1, output=run)
+    with pytest.raises(InputError, match=r"--lora: is of a run of tiny-llama with lora 0, not 4"):
+        mw.train(plan(), steps=2, output=run, resume=True, lora=4)
+    job = mw.Job(mw.Model.preset("tiny-gpt2"), mw.Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+    with pytest.raises(InputError, match=r"MODEL: is of a run of tiny-llama"):
+        mw.train(mw.Plan.of({"micro_batches": 2}, job), steps=2, output=run, resume=True)
+
+
+def test_memory_that_runs_out_is_said() -> None:
+    work = Work({}, Training(steps=1), 0.0, 0.0, 1)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+        RuntimeError("DefaultCPUAllocator: can't allocate"),
+    ):
+        wrapped = RuntimeError("stage 0 failed")
+        wrapped.__cause__ = error
+        assert "rank 0: out of memory" in str(told(wrapped, work))
+        assert "recompute=full" in str(told(wrapped, work))
+
+
+def test_json_tells_evaluations_too(tmp_path: Path) -> None:
+    code, out, err = ended(*TINY, "--steps", "2", "--eval-every", "2", "--json", cwd=tmp_path)
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [sorted(row)[0] for row in rows] == ["grad_norm", "grad_norm", "evaluation_loss"]
 
 
 def test_options_that_contradict() -> None:

@@ -28,7 +28,8 @@ Without --plan the best plan for the cluster is searched first. A short plan (tp
 degrees multiply to. Processes are started on this machine; under torchrun the same command joins the others:
   torchrun --nproc-per-node 8 -m meshwright train --plan plan.json --data tokens/ --steps 1000
 \b
---json prints one object per step: step, loss, grad_norm, step_time_s, predicted_step_time_s, peak_memory_bytes, mfu.
+--json prints one object per step: step, loss, grad_norm, step_time_s, predicted_step_time_s, peak_memory_bytes, mfu;
+with --eval-every also one per evaluation: step, evaluation_loss.
 Ctrl-C and SIGTERM end the run after a whole step, with a checkpoint where there is an --output.
 Exit codes: 0 trained, or stopped when asked; 1 the run failed or nothing fits; 2 bad input.
 """
@@ -37,7 +38,7 @@ Exit codes: 0 trained, or stopped when asked; 1 the run failed or nothing fits; 
 @click.command("train", epilog=EPILOG)
 @click.argument("model", required=False, shell_complete=complete_models)
 @click.option("--plan", "plan_", metavar="PLAN", help="A plan.json, or a short plan such as tp=2,pp=2,zero=1.")
-@click.option("--cluster", help="Where to train: local, local:4 (default), or a .toml file under a launcher.")
+@click.option("--cluster", help="Where to train: local (default), local:4, or a .toml file under a launcher.")
 @plan_options
 @click.option("--data", default="synthetic", help="synthetic, a prepared folder, or a text, JSONL or Parquet file.")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps to train, in all.")
@@ -95,7 +96,9 @@ def _start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
 
 
 def _print_step(event: dict[str, Any]) -> None:
-    """One object per step; other events are in the run's folder."""
+    """One object per step, and one per evaluation; other events are in the run's folder."""
     if event["event"] == "step":
         click.echo(json.dumps({key: value for key, value in event.items() if key not in ("event", "time")}))
-        sys.stdout.flush()
+    elif event["event"] == "evaluation":
+        click.echo(json.dumps({"step": event["step"], "evaluation_loss": event["loss"]}))
+    sys.stdout.flush()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.common import load_plan
+from meshwright.cli.common import load_plan, notes_on
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.model import Model
@@ -46,6 +46,10 @@ def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given
     """From a plan with its job; from a model and a short plan; or from a model alone, whose plan is searched."""
     short = parse_short(plan) if plan and "=" in plan and not os.path.exists(plan) else None
     if plan and short is None:
+        if not os.path.exists(plan) and plan != "-":
+            raise InputError(
+                "no such file", file=plan, field="--plan", valid="a plan.json, or degrees such as tp=2,pp=2"
+            )
         options = {"model": model, "cluster": cluster, **given}
         found, job = load_plan(plan, options)
         return job, found
@@ -97,12 +101,27 @@ def say_plan(screen: Console, job: Job, plan: Plan, promised: Estimate) -> None:
     span = pipeline.stages[0].spans[0]
     usual = {"dp": 1, "tp": 1, "ulysses": 1, "ring": 1, "ep": 1, "etp": 1, "zero": 0, "recompute": "none"}
     chosen = [f"{name}={getattr(span, name)}" for name, default in usual.items() if getattr(span, name) != default]
-    ways = ", ".join([*stages, *chosen, f"{pipeline.micro_batches} micro-batches"])
+    ways = ", ".join([*stages, *chosen, _counted(pipeline.micro_batches, "micro-batch", "micro-batches")])
     screen.print(f"model   {job.model.name}, {job.model.parameters / 1e6:,.1f} M parameters, {job.precision}")
     screen.print(f"batch   {job.global_batch} samples of {job.seq_len} tokens")
-    screen.print(f"plan    {plan.devices} devices: {ways}")
+    screen.print(f"plan    {_counted(plan.devices, 'device', 'devices')}: {ways}")
     promise = f"{promised.step_seconds:.3g} s a step, {size(promised.peak_memory)} at most on a device"
     screen.print(f"expect  {promise}, MFU {promised.mfu:.1%}")
+    for note in [*notes_on(plan, job), *_elsewhere(job)]:
+        screen.print(f"note    {note}")
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _elsewhere(job: Job) -> list[str]:
+    """A plan for other devices than are here still trains, on what is here: that must not go unnoticed."""
+    asked = {kind.name for kind in job.cluster.kinds(range(job.cluster.devices))}
+    here = Cluster.load("local")
+    if asked == {"cpu"} or {kind.name for kind in here.kinds(range(here.devices))} != {"cpu"}:
+        return []
+    return [f"the plan is for {', '.join(sorted(asked))}; this machine has none: its processors train, and slowly"]
 
 
 class Screen:

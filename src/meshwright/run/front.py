@@ -24,12 +24,7 @@ def plan_to_run(job: Job) -> Plan:
     """The best plan that the runtime can run."""
     from meshwright.search import planner
 
-    found = planner.plan(job, forbid=("partial", "compression")).plan
-    try:
-        refuse(found)
-    except InputError:  # such as parameters on the host without ZeRO-3
-        found = planner.plan(job, forbid=("offload", "compression")).plan
-    return found
+    return planner.plan(job, forbid=("compression",)).plan
 
 
 def check(job: Job, plan: Plan, run: Training) -> Estimate:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.run.apply import apply
-from meshwright.run.checkpoint import Checkpoints, latest
+from meshwright.run.checkpoint import Checkpoints, Found, latest
 from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
 from meshwright.run.events import Events
@@ -207,6 +207,7 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
     if found.step >= loop.run.steps:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
+    _same_run(found, _kept(loop)["run"])
     checkpoints.load(found, loop.part, loop.optimizer)
     loop.scale.value = float(found.facts["scale"])
     loop.guard = Guard(**found.facts.get("guard", {}))
@@ -220,11 +221,22 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
     return found.step
 
 
+def _same_run(found: Found, now: dict[str, Any]) -> None:
+    """What a checkpoint is of cannot be changed by going on."""
+    options = {"model": "MODEL", "parameters": "MODEL", "lora": "--lora", "optimizer": "--optimizer"}
+    for name, before in found.facts.get("run", {}).items():
+        if now[name] != before and name != "model":  # the same model may have several names
+            problem = f"is of a run of {found.facts['run']['model']} with {name} {before}, not {now[name]}"
+            raise InputError(problem, file=str(found.path), field=options[name], valid=f"{name} {before}")
+
+
 def _kept(loop: Loop) -> dict[str, Any]:
     """What a checkpoint holds beside weights and the optimizer's states."""
     products = {"products": loop.dynamic.state()} if loop.dynamic else {}
     job = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
-    return {"job": job, "scale": loop.scale.value, "guard": asdict(loop.guard), **products}
+    run = {"model": loop.job.model.name, "parameters": loop.job.model.parameters}
+    run |= {"lora": loop.run.lora, "optimizer": loop.job.optimizer}
+    return {"run": run, "job": job, "scale": loop.scale.value, "guard": asdict(loop.guard), **products}
 
 
 def _due(step: int, every: int) -> bool:
