@@ -81,7 +81,9 @@ def plan_options(verb: F) -> F:
     options = (
         click.option("--batch", type=count, help="Samples per step."),
         click.option("--seq", type=count, help="Tokens per sample (default: 4096, or what the model takes)."),
-        click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Precision (default bf16; fp32 to train on CPUs)."),
+        click.option(
+            "--precision", type=click.Choice(list(PRECISIONS)), help="Precision (default bf16; fp32 to train on CPUs)."
+        ),
         click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="Optimizer (default adamw)."),
     )
     for option in reversed(options):

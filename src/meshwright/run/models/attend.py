@@ -68,12 +68,12 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scal
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
     """Own keys first, then those of each member before; partial softmaxes are merged by their weights.
 
-    Packed documents and sliding windows need masks, and with them all scores of a step.
+    Sliding windows need masks, and with them all scores of a step.
     """
     line = context.lane.ring
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if context.documents is None and not window and (not q.is_cuda or q.dtype != torch.float32):
-        return ring_attention(q, k, v, line, scale)
+    if not window and (not q.is_cuda or q.dtype != torch.float32):
+        return ring_attention(q, k, v, line, scale, context.documents_of_samples())
     q = q * scale
     found, weight = _block(q, k, v, context.mask(window, line.rank))
     for step in range(1, line.size):

@@ -28,6 +28,7 @@ class Context:
     angles: dict[Turns, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)  # once computed
 
     bounds: list[Tensor] = field(default_factory=list, compare=False, repr=False)
+    listed: list[list[list[int]]] = field(default_factory=list, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -57,6 +58,17 @@ class Context:
                 new[1:] |= which[1:] != which[:-1]
             self.bounds.append(torch.cat([place[new], place[-1:] + 1]).to(torch.int32))
         return self.bounds[0]
+
+    def documents_of_samples(self) -> list[list[int]] | None:
+        """Of every sample: where its documents begin, and the last ends; nothing where they are whole."""
+        if self.documents is None:
+            return None
+        if not self.listed:
+            ends = self.ends().tolist()
+            samples = range(self.positions.shape[0])
+            spans = [(sample * self.length, (sample + 1) * self.length) for sample in samples]
+            self.listed.append([[end - low for end in ends if low <= end <= high] for low, high in spans])
+        return self.listed[0]
 
     def mask(self, window: int = 0, source: int | None = None) -> Tensor | None:
         """(batch or 1, 1, query, key): which keys a query sees; None where all before it and its own.
