@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from meshwright.errors import InputError
 from meshwright.run.apply import apply
 from meshwright.run.checkpoint import Checkpoints, damage, latest
-from meshwright.run.optimizers.choose import optimizer_named
+from meshwright.run.optimizers.choose import optimizer_for, optimizer_named
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL
@@ -44,7 +44,7 @@ def trained(
     """Losses of some steps; what a run has before is read from the folder, what it has then is written there."""
     model, plan = plan_of(table, config)
     part = apply(model, plan, seed=7, groups=GROUPS, dtype=dtype, lora=lora)
-    chosen = optimizer_named(optimizer, part.parameters(), 1e-3, 0.1)
+    chosen = optimizer_for(optimizer, part, 1e-3, 0.1)
     checkpoints = Checkpoints(folder)
     if start:
         found, _ = latest(folder)
@@ -101,7 +101,14 @@ def test_adapters_go_on_under_another_plan(tmp_path: Path) -> None:
     assert before + run("dp=2,zero=3", "qwen3-moe", tmp_path / "run", 3, 6, lora=3) == pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit", "sgd-momentum"])
+def test_muon_goes_on_under_another_plan(tmp_path: Path) -> None:
+    whole = run("dp=1", "qwen3-moe", tmp_path / "whole", 0, 8, "muon")
+    parts = run("tp=2,sp=true,ep=2", "qwen3-moe", tmp_path / "run", 0, 4, "muon")
+    parts += run("dp=2,zero=3", "qwen3-moe", tmp_path / "run", 4, 8, "muon")
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit", "sgd-momentum", "muon"])
 def test_the_same_plan_goes_on_to_the_last_bit(optimizer: str, tmp_path: Path) -> None:
     whole = run("dp=2,zero=2", "qwen3-moe", tmp_path / "whole", 0, 10, optimizer)
     parts = run("dp=2,zero=2", "qwen3-moe", tmp_path / "run", 0, 5, optimizer)

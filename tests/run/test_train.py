@@ -206,7 +206,6 @@ def test_evaluation_is_over_what_is_held_out() -> None:
         (["--init-from", "nowhere"], "nowhere: --init-from: no such folder", 2),
         (["--resume"], "--resume: needs the run's folder", 2),
         (["--output", "empty", "--resume"], "holds no whole checkpoint", 2),
-        (["--optimizer", "muon"], "muon cannot be run yet", 2),
         (["--lr", "1e30", "--steps", "60", "--clip", "0"], "no finite numbers", 2),
         (["--output", "small.txt"], "small.txt", 2),
         (["--export", "small.txt"], "small.txt: --export: is a file", 2),

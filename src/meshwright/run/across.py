@@ -39,7 +39,7 @@ class _Transfer:
 
 
 @dataclass(frozen=True)
-class _Own:
+class Own:
     """Where a piece of this process lies: the parameter, and the piece's place among its pieces."""
 
     span: SpanPart
@@ -54,12 +54,12 @@ class Copies:
         self.device = device  # what travels does so from there, wherever it is kept
         together = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.own: dict[Piece, _Own] = {}
+        self.own: dict[Piece, Own] = {}
         for span in spans:
             for key, module, kind in span.decoder.named():
                 weight = getattr(module, kind)
                 for i, (box, _) in enumerate(span.layouts[key].pieces(weight.detach())):
-                    self.own[Piece(key, span.number, self.rank, box)] = _Own(span, weight, i)
+                    self.own[Piece(key, span.number, self.rank, box)] = Own(span, weight, i)
         mine = list(self.own)
         kinds = {piece.key: own.weight.dtype for piece, own in self.own.items()}
         everyone: list[tuple[list[Piece], dict[str, torch.dtype]]] = [(mine, kinds)]

@@ -28,7 +28,7 @@ from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
 from meshwright.run.launch import AT_ONCE, STOPPING, TrainingFailed
 from meshwright.run.models.numerics import numerics
-from meshwright.run.optimizers.choose import optimizer_named
+from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.options import Training
 from meshwright.run.parallel import Parallel
 from meshwright.run.part import MicroBatch
@@ -132,7 +132,7 @@ def _loop(job: Job, plan: Plan, run: Training, device: str) -> Loop:
     torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
     values = values_from(job.model, run.init_from, run.seed) if run.init_from else None
     part = apply(job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora)
-    optimizer = optimizer_named(job.optimizer, part.parameters(), run.lr, run.weight_decay)
+    optimizer = optimizer_for(job.optimizer, part, run.lr, run.weight_decay)
     loop = Loop(job, run, part, optimizer, LossScale.of(dtype), Guard())
     for product in part.products().values() if job.precision == "fp8" else ():
         product.computed_in = "fp8"

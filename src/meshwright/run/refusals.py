@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.errors import InputError
 from meshwright.plan import Plan
 
-OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "muon", "sgd", "sgd-momentum")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -13,12 +13,12 @@ def refuse(plan: Plan) -> None:
     """Raise the first thing that cannot be run.
 
     >>> import meshwright as mw
-    >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xh100"), 4, seq_len=32, optimizer="muon")
+    >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xh100"), 4, seq_len=32)
     >>> try:
-    ...     refuse(mw.Plan.of({"tp": 2}, job))
+    ...     refuse(mw.Plan.of({"tp": 2, "compression": [{"layers": "head", "algorithm": "onebit"}]}, job))
     ... except InputError as error:
     ...     print(error.field, error.problem)
-    job.optimizer muon cannot be run yet
+    compression compressed gradients cannot be run yet
     """
     job = plan.job
     for name, said, valid in (("precision", job.precision, PRECISIONS), ("optimizer", job.optimizer, OPTIMIZERS)):

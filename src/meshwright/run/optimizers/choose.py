@@ -11,13 +11,22 @@ from torch import Tensor
 from meshwright.errors import InputError
 from meshwright.run.optimizers.adam8bit import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
+from meshwright.run.optimizers.muon import Muon
 from meshwright.run.optimizers.sgd import SGD
+from meshwright.run.parallel import Parallel
 from meshwright.run.refusals import OPTIMIZERS
 from meshwright.run.sharding import local
 
 
+def optimizer_for(name: str, part: Parallel, lr: float, weight_decay: float) -> Any:
+    """Of all that a process trains."""
+    if name == "muon":
+        return Muon(part, lr, weight_decay)
+    return optimizer_named(name, part.parameters(), lr, weight_decay)
+
+
 def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_decay: float) -> Any:
-    """Norms and biases do not decay."""
+    """For whatever weights there are. Norms and biases do not decay."""
     weights = [weight for weight in weights if weight.requires_grad]
     groups = [
         {"params": [w for w in weights if w.dim() > 1], "weight_decay": weight_decay},
