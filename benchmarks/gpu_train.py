@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from meshwright.model.presets import find_preset
 from meshwright.run.apply import apply
 from meshwright.run.loss import next_tokens
 from meshwright.run.optimizers import step_in_backward
-from meshwright.run.optimizers.choose import optimizer_named
+from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.parallel import Parallel
 
 GIB = 2**30
@@ -61,12 +61,21 @@ def drawn(key: str, shape: Sequence[int]) -> torch.Tensor:
     return torch.ones(*shape) if len(shape) == 1 else torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
 
 
-def built(shape: Shape, strategy: dict[str, Any]) -> Parallel:
+def job_of(shape: Shape, gib: float = 0.0) -> mw.Job:
+    """On one device, of which only so much memory may be used."""
+    cluster = mw.Cluster.preset("1xh200")
+    if gib:
+        (group,) = cluster.groups
+        group = replace(group, device=replace(group.device, memory=int(gib * GIB)))
+        cluster = replace(cluster, groups=(group,))
+    return mw.Job(mw.Model.from_config(shape.config), cluster, global_batch=shape.samples, seq_len=shape.length)
+
+
+def built(shape: Shape, strategy: dict[str, Any] | mw.Plan) -> Parallel:
     """By a plan for one device."""
-    model = mw.Model.from_config(shape.config)
-    job = mw.Job(model, mw.Cluster.preset("1xh200"), global_batch=shape.samples, seq_len=shape.length)
-    plan = mw.Plan.of({"micro_batches": 1, **strategy}, job)
-    return apply(model, plan, device="cuda", dtype=torch.bfloat16, values=drawn)
+    job = job_of(shape)
+    plan = strategy if isinstance(strategy, mw.Plan) else mw.Plan.of({"micro_batches": 1, **strategy}, job)
+    return apply(job.model, plan, device="cuda", dtype=torch.bfloat16, values=drawn)
 
 
 def timed(step: Callable[[], float], warm: int = 3, steps: int = 6) -> tuple[float, float, float]:
@@ -85,12 +94,12 @@ def timed(step: Callable[[], float], warm: int = 3, steps: int = 6) -> tuple[flo
 
 
 def ours(
-    shape: Shape, strategy: dict[str, Any], *, optimizer: str = "adamw-8bit", chunked: bool = True, inside: bool = True,
-    steps: int = 6,
+    shape: Shape, strategy: dict[str, Any] | mw.Plan, *, optimizer: str = "adamw-8bit", chunked: bool = True,
+    inside: bool = True, steps: int = 6,
 ) -> tuple[float, float, float]:  # fmt: skip
     """With and without the logits in pieces, and updates inside the backward pass."""
     part = built(shape, strategy)
-    chosen = optimizer_named(optimizer, part.parameters(), 1e-4, 0.01)
+    chosen = optimizer_for(optimizer, part, 1e-4, 0.01)
     if inside:
         step_in_backward(chosen)
     tokens = torch.randint(0, shape.config["vocab_size"], (shape.samples, shape.length), device="cuda")
@@ -222,11 +231,24 @@ def mechanisms() -> None:
 
 
 def long() -> None:
-    """A 1B-wide model at 131,072 tokens."""
+    """A 1B-wide model at 131,072 tokens under what the planner answers for so much memory, with AdamW as it is."""
     shape = Shape("llama3.2-1b", 1, 131_072)
-    print("\n1b, 1 x 131,072 tokens")
-    for repeated in (("norm", "activation", "gate", "up"), "full"):
-        attempt(f"meshwright {repeated}", shape, lambda r=repeated: ours(shape, {"recompute": r}, steps=1))  # type: ignore[misc]
+    print("\n1b, 1 x 131,072 tokens, AdamW")
+    whole = torch.cuda.mem_get_info()[1]
+    for gib in (0.0, 80.0, 40.0, 24.0):
+        job = job_of(shape, gib)
+        plan = mw.plan(job)
+        promised = mw.estimate(job, plan)
+        spans = [span for stage in plan.pipelines[0].stages for span in stage.spans]
+        away = {
+            name: max(getattr(s.offload, name) for s in spans) for name in ("activations", "optimizer", "parameters")
+        }
+        said = ", ".join(f"{most:.0%} {name}" for name, most in away.items() if most) or "nothing"
+        print(f"{job.cluster.groups[0].device.memory / GIB:.0f} GiB: at most on the host {said}; expected "
+              f"{1e3 * promised.step_seconds:.0f} ms, {promised.peak_memory / GIB:.1f} GiB")  # fmt: skip
+        torch.cuda.set_per_process_memory_fraction(min(job.cluster.groups[0].device.memory / whole, 1.0))
+        attempt("meshwright", shape, lambda p=plan: ours(shape, p, optimizer="adamw", inside=False, steps=1))  # type: ignore[misc]
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from meshwright.search.features import choices, spans_of
 from tests.conftest import Run
 
 PLAN = ("plan", "llama3-8b", "8xh100", "--batch", "64", "--seq", "8192")
+IN_STAGES = (*PLAN, "--fix", "pp=2")
 SMALL = ("gpt2-xl", "8xa100-80gb")  # planned in a tenth of a second
 
 
@@ -28,7 +29,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
     code = "from meshwright.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *PLAN, "-o", "plan.json", "--no-why"], cwd=folder, capture_output=True, check=False
+        [sys.executable, "-c", code, *IN_STAGES, "-o", "plan.json", "--no-why"],
+        cwd=folder,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder / "plan.json"
@@ -51,7 +55,7 @@ def test_plan_for_programs(meshwright: Run) -> None:
 
 
 def test_plan_for_people(meshwright: Run, tmp_path: Path) -> None:
-    done = meshwright(*PLAN, "-o", "plan.json", "--html", "report.html", "--top", "2")
+    done = meshwright(*IN_STAGES, "-o", "plan.json", "--html", "report.html", "--top", "2")
     for words in (
         "0-3",
         "tokens/s/device",
@@ -68,7 +72,7 @@ def test_plan_for_people(meshwright: Run, tmp_path: Path) -> None:
 
 
 def test_no_why_is_quick_and_short(meshwright: Run) -> None:
-    text = meshwright(*PLAN, "--no-why").stdout
+    text = meshwright(*IN_STAGES, "--no-why").stdout
     assert "proven optimal" in text
     assert "limited by" not in text
     assert "runner-up" not in text

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cluster import Cluster
 from meshwright.cost import fits, plan_memory, runtime
+from meshwright.cost.transient import transient
 from meshwright.errors import DoesNotFit
 from meshwright.model import Model, Slice
 from meshwright.plan import Job, Plan
@@ -158,7 +159,7 @@ def with_swap(fraction: float, to: int = 1, stage: int = 0) -> list:  # type: ig
         {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "pp": 2}
     ).to_table()
     table["pipelines"][0]["stages"][stage]["spans"][0]["swap"] = {"to": to, "activations": fraction}
-    return plan_memory(Plan.of(table))
+    return plan_memory(Plan.of(table), runtime=runtime("megatron"))
 
 
 def test_swapped_activations_are_somewhere() -> None:
@@ -292,7 +293,7 @@ def test_shares_of_every_virtual_stage_count() -> None:
 
 
 def busiest() -> int:
-    model, cut = Model.preset("tiny-llama"), Slice(1, 256)
+    model, cut = Model.preset("tiny-llama"), Slice(1, 256, whole_logits=False)
     first = sum(layer.kept_bytes(cut) for layer in model.layers[:5])
     return round(4 * first + 7 * sum(layer.kept_bytes(cut) for layer in model.layers[5:]))
 
@@ -314,3 +315,19 @@ def test_swap_with_uneven_shares_conserves_bytes() -> None:
     found = plan_memory(Plan.of({**table, "stages": [first, {"layers": "block.16..head", "dp": 4}]}))
     per_sample = sum(layer.kept_bytes(Slice(1, 1024)) for layer in Model.preset("llama-7b").layers[:33])
     assert found[1].swapped_in == pytest.approx(16 * per_sample / 2 / 4)
+
+
+@pytest.mark.parametrize(("seq_len", "chunk"), [(2048, 2048), (8192, 4096), (131072, 16384)])
+def test_a_loss_in_chunks_needs_the_logits_of_one(seq_len: int, chunk: int) -> None:
+    """16-bit logits of a chunk of tokens and the gradient of the head's weight: nothing of the logits is kept."""
+    table = {"model": "llama3-8b", "cluster": "1xh200", "global_batch": 1, "seq_len": seq_len}
+    full = Plan.of({**table, "recompute": "full"}).to_table()
+    spans = full["pipelines"][0]["stages"][0]["spans"]
+    full["pipelines"][0]["stages"][0]["spans"] = [{**spans[0], "layers": "embed..norm"}, {**spans[0], "layers": "head"}]
+    job = Plan.of(full).resolve()
+    head = Plan.of(full).pipelines[0].stages[0].spans[1]
+    found = transient(job, head, 1, runtime("meshwright")).working
+    assert found == 2 * chunk * 128256 + 2 * 128256 * 4096
+    assert head.cut(1, seq_len, "bf16").whole_logits  # what a loss that is not in chunks keeps:
+    kept = job.model.layer("head").kept_bytes(head.cut(1, seq_len, "bf16"))
+    assert kept == 4 * seq_len * 128256

@@ -21,7 +21,7 @@ from meshwright.search.runners import runners_up
 CASES = [
     ("llama3-8b", "2x8xa100-80gb+2x8xh100", 256, "bf16"),
     ("gpt3-6.7b", "1x8xa100-40gb+2x8xv100-32gb", 128, "fp16"),
-    ("gpt3-6.7b", "2x8xascend-910a+2x8xascend-910b", 128, "fp16"),
+    ("gpt3-13b", "2x8xascend-910a+2x8xascend-910b", 128, "fp16"),
 ]
 
 

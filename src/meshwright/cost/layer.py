@@ -133,7 +133,7 @@ def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozen
     """Operators that the backward pass repeats; frameworks repeat blocks, not what stands before and after them."""
     if recompute == "full" and not layer.block:
         return frozenset()
-    return layer.recomputed_ops(recompute, fused_attention=runtime.attention != "unfused")
+    return layer.recomputed_ops(recompute, fused_attention=runtime.fused_attention)
 
 
 def _settled(t: Transfer, chip: Chip, repeats: Array) -> Transfer:

@@ -56,12 +56,18 @@ class Runtime:
     optimizer_bytes: float = 34.0  # moved per parameter: read and write two moments and the master copy, read gradient
     # Memory
     loss_memory: float = 8.0  # bytes per logit at the peak of the loss: 16-bit logits, float32 copy, gradient
+    loss_in_chunks: bool = False  # of tokens, gradients in the place of logits: these never exist whole
     weight_gradient_buffers: bool = False  # a buffer per shape of weight beside the gradients that are added up
     optimizer_temporary: float = 0.0  # bytes per parameter that the optimizer step needs beside its states
     fragmentation: float = 0.05  # reserved beyond the peak of activations and temporaries
     context: float = 1.0e9  # bytes of the driver, kernels and communicators
     step_seconds: float = 2e-3  # host work per step that nothing hides: logging, learning rate, loss synchronisation
     codecs: tuple[Codec, ...] = ()  # ways in which it can compress gradients
+
+    @property
+    def fused_attention(self) -> bool:
+        """Whether the score matrix never exists."""
+        return self.attention != "unfused"
 
 
 _MEGATRON = Runtime(
@@ -142,6 +148,7 @@ RUNTIMES = {
             title="this project's own runtime: FSDP2, compiled blocks, loss in chunks",
             attention="native",
             loss_bytes=18.0,
+            loss_in_chunks=True,
             step_seconds=2e-3,
         ),
         _MEGATRON,
@@ -230,9 +237,9 @@ RUNTIMES = {
 
 
 def cut_of(span: Span, samples: int, job: Job, runtime: Runtime) -> Slice:
-    """The piece of work of one device whose replica takes so many samples, with the runtime's kind of attention."""
+    """The piece of work of one device whose replica takes so many samples, with the runtime's kernels."""
     cut = span.cut(samples, job.seq_len, job.precision)
-    return replace(cut, fused_attention=False) if runtime.attention == "unfused" else cut
+    return replace(cut, fused_attention=runtime.fused_attention, whole_logits=not runtime.loss_in_chunks)
 
 
 def runtime(name: str) -> Runtime:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.loss import loss_chunk
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Ways
 from meshwright.model import Layer, Slice, precision
@@ -67,6 +68,10 @@ def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
     size, length = precision(cut.precision).activation, layer.length(cut.seq_len)
     if layer.kind == "head":
         logits = sum(op.moves for op in layer.ops if op.kind == "loss")
+        if runtime.loss_in_chunks:  # logits of a chunk, and the weight's gradient before it is added to others
+            rows = cut.tokens("whole", length)
+            some = np.minimum(rows, loss_chunk(rows)) * logits / cut.tp
+            return size * some + precision(cut.precision).parameter * layer.parameters_on(cut, with_tied=True)
         # The model counts four bytes of every logit among the activations.
         return max(runtime.loss_memory - 4.0, 0.0) * logits * cut.tokens("tensor", length)
     widest: Array = 0.0

@@ -40,8 +40,8 @@ def final_norm(place: Place, hidden: int, kind: NormKind, *, dropout_rate: float
 
 
 def language_head(place: Place, vocab: int, hidden: int, *, tied_to: str = "") -> Layer:
-    """Projection to the vocabulary and the loss, which keeps the logits in float32."""
-    logits = Kept("logits", vocab, dtype="fp32", scope="tensor")
+    """Projection to the vocabulary and the loss, which keeps the logits in float32 where they exist whole."""
+    logits = Kept("logits", vocab, dtype="fp32", scope="tensor", when="whole_logits")
     ops = (
         matmul("logits", hidden, vocab, units=vocab, keeps=(logits,), tied=bool(tied_to)),
         Op("loss", "loss", moves=vocab),

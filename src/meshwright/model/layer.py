@@ -55,6 +55,7 @@ class Slice:
     ep: Degrees = 1
     etp: Degrees = 1
     fused_attention: bool = True  # FlashAttention-like: the score matrix never exists
+    whole_logits: bool = True  # the loss keeps every logit; else it takes some tokens at a time
 
     def tokens(self, scope: Scope, length: int) -> Any:
         """Tokens on one device, for a sample of `length` tokens, as far as `scope` is cut."""
@@ -98,11 +99,12 @@ class Kept:
     dtype: Literal["activation", "matmul", "fp32", "byte"] = "activation"
     scope: Scope = "sequence"
     heads: int = 0  # whole heads stay together: past their number tp x ulysses repeats them
-    when: Literal["always", "fused", "unfused"] = "always"  # which attention kernel leaves it
+    when: Literal["always", "fused", "unfused", "whole_logits"] = "always"  # which kernels leave it
     needed_next: bool = False  # the next operator's input: stays even if this operator is repeated
 
     def bytes(self, slice_: Slice, length: int) -> Any:
-        if self.when != "always" and (self.when == "fused") != slice_.fused_attention:
+        left = {"always": True, "fused": slice_.fused_attention, "unfused": not slice_.fused_attention}
+        if not (left | {"whole_logits": slice_.whole_logits})[self.when]:
             return 0.0
         p = precision(slice_.precision)
         size = {"activation": p.activation, "matmul": p.matmul, "fp32": 4.0, "byte": 1.0}[self.dtype]

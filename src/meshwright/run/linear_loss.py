@@ -12,12 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.cost.loss import loss_chunk
 from meshwright.run.collectives import ALONE, Line
 from meshwright.run.kernels.device import fused
-
-# The weight's gradient is added up in the weight's own type, rounded once per chunk: few chunks, and each large enough
-# for the matrix units.
-_CHUNKS, _LEAST = 8, 4096
 
 
 def linear_loss(
@@ -32,8 +29,7 @@ def linear_loss(
     >>> linear_loss(torch.zeros(1, 3, 8), torch.ones(4, 8), torch.tensor([[1, 2, -100]])).exp()
     tensor(16.)
     """
-    rows = targets.numel()
-    chunk = chunk or max(_LEAST, -(-rows // _CHUNKS))
+    chunk = chunk or int(loss_chunk(targets.numel()))
     found: Tensor = _LinearLoss.apply(hidden, weight, targets, line, first, chunk, ignored, again)
     return found
 

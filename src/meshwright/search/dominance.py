@@ -91,7 +91,7 @@ def traits_of(job: Job, chain: Chain, choices: Choices, site: Site, recomputes: 
 
     Others take the same for all choices with as many tokens on a device.
     """
-    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
+    ways = priced(choices, job, site.fabric, site.runtime)
     cut, count, rows = ways.cut, len(choices), [np.zeros(len(choices))]
     for layer in filter(attends, chain.sorts):
         time = layer_times(layer, cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)

@@ -57,7 +57,7 @@ def _blocks(job: Job) -> list[tuple[Layer, int]]:
 
 def _chain(job: Job, site: Site) -> list[Recompute]:
     """Growing sets of operators, the cheapest bytes first."""
-    cut = Slice(1, job.seq_len, job.precision, fused_attention=site.runtime.attention != "unfused")
+    cut = Slice(1, job.seq_len, job.precision, fused_attention=site.runtime.fused_attention)
     freed: dict[str, float] = defaultdict(float)
     cost: dict[str, float] = defaultdict(float)
     for layer, count in _blocks(job):

@@ -245,8 +245,7 @@ _ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choi
 
 def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Site) -> Prices:
     """Price all choices under all modes."""
-    fused = site.runtime.attention != "unfused"
-    ways = priced(choices, job, site.fabric, fused_attention=fused)
+    ways = priced(choices, job, site.fabric, site.runtime)
     count, sorts = len(choices), len(chain.sorts)
     shape = (len(modes), sorts, count)
     out: dict[str, Array] = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}

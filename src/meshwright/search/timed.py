@@ -117,7 +117,7 @@ def meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
 def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
     """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
     bytes passed on; zero for other sorts."""
-    ways = priced(choices, job, site.fabric, fused_attention=site.runtime.attention != "unfused")
+    ways = priced(choices, job, site.fabric, site.runtime)
     forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
     for i in sorts:
         layer = chain.sorts[i]

@@ -145,15 +145,15 @@ def _strided(fabric: Fabric, stride: Array, size: Array) -> Counts:
 
 def cut_of(choices: Choices, job: Job, runtime: Runtime) -> Ways:
     """The same where it does not matter how far apart devices are: for bytes."""
-    return priced(choices, job, Fabric(()), fused_attention=runtime.attention != "unfused")
+    return priced(choices, job, Fabric(()), runtime)
 
 
-def priced(choices: Choices, job: Job, fabric: Fabric, *, fused_attention: bool) -> Ways:
+def priced(choices: Choices, job: Job, fabric: Fabric, runtime: Runtime) -> Ways:
     """The arrays that the cost model takes."""
     g = choices.grids
     cut = Slice(
         choices.samples, job.seq_len, job.precision, g.tp, g.sp.astype(bool), g.ulysses, g.ring, g.ep, g.etp,
-        fused_attention,
+        runtime.fused_attention, not runtime.loss_in_chunks,
     )  # fmt: skip
     place = Placement(
         _counts(g, fabric, ("tp",), g.tp), _counts(g, fabric, ("ulysses",), g.ulysses),
