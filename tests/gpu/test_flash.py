@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshwright.run.models.ring import _merge
-from meshwright.run.torch_private import flash_backward, flash_forward
+from meshwright.run.torch_private import flash_backward, flash_forward, packed_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -45,3 +45,22 @@ def test_two_blocks_of_keys_are_one_attention(causal: bool) -> None:
     for grad, part in zip(found, exact, strict=True):
         assert part.grad is not None
         torch.testing.assert_close(grad.double(), part.grad, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize(("key_heads", "width"), [(4, 64), (2, 64), (4, 48)])
+def test_packed_documents(key_heads: int, width: int) -> None:
+    """Shared heads of keys, and values narrower than keys, as latent attention has them."""
+    stream = torch.Generator("cuda").manual_seed(0)
+    sizes = ((4, 64), (key_heads, 64), (key_heads, width))
+    q, k, v = (torch.randn(300, *s, device="cuda", dtype=torch.bfloat16, generator=stream) for s in sizes)
+    ends = torch.tensor([0, 100, 130, 300], device="cuda", dtype=torch.int32)
+    found = packed_attention(q, k, v, ends, 170, None, (-1, 0))
+    for low, high in ((0, 100), (100, 130), (130, 300)):
+        one, keys, values = (part[low:high].double().transpose(0, 1) for part in (q, k, v))
+        keys, values = (part.repeat_interleave(4 // key_heads, dim=0) for part in (keys, values))
+        scores = one @ keys.transpose(1, 2) / 8
+        scores = scores.masked_fill(
+            ~torch.ones(high - low, high - low, dtype=torch.bool, device="cuda").tril(), -torch.inf
+        )
+        exact = (scores.softmax(dim=-1) @ values).transpose(0, 1)
+        torch.testing.assert_close(found[low:high].double(), exact, atol=2e-2, rtol=2e-2)

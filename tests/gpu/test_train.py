@@ -26,3 +26,28 @@ def test_sixteen_bits_follow_thirty_two(name: str) -> None:
     assert found["fp16"][:same] == pytest.approx(found["fp32"][:same], rel=0.02)
     assert found["fp16"][-1] < found["fp16"][0] - 0.3
     assert left_out["fp32"] == left_out["bf16"] == []
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"offload": {"parameters": 0.5, "optimizer": 0.5}}, {"offload": {"parameters": 1.0}}]
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parameters_on_the_host(strategy: dict[str, object], precision: str) -> None:
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1xh200"), 8, seq_len=128, precision=precision)
+    here, away = (
+        [
+            e["loss"]
+            for e in mw.train(mw.Plan.of({"micro_batches": 2, **how}, job), steps=6, lr=1e-3)
+            if e["event"] == "step"
+        ]
+        for how in ({}, strategy)
+    )
+    assert away == pytest.approx(here, rel=1e-4 if precision == "fp32" else 2e-2)
+
+
+def test_muon() -> None:
+    job = mw.Job(mw.Model.preset("tiny-moe"), mw.Cluster.preset("1xh200"), 8, seq_len=128, optimizer="muon")
+    losses = [
+        e["loss"] for e in mw.train(mw.Plan.of({"micro_batches": 2}, job), steps=12, lr=1e-3) if e["event"] == "step"
+    ]
+    assert losses[-1] < losses[0] - 0.3

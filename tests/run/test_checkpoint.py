@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from meshwright.errors import InputError
 from meshwright.run.apply import apply
 from meshwright.run.checkpoint import Checkpoints, damage, latest
-from meshwright.run.optimizers.choose import optimizer_for, optimizer_named
+from meshwright.run.optimizers.choose import optimizer_for, optimizer_named, updates_of
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL
@@ -108,7 +109,7 @@ def test_muon_goes_on_under_another_plan(tmp_path: Path) -> None:
     assert parts == pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit", "sgd-momentum", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit", "adamw-8bit", "sgd-momentum", "muon"])
 def test_the_same_plan_goes_on_to_the_last_bit(optimizer: str, tmp_path: Path) -> None:
     whole = run("dp=2,zero=2", "qwen3-moe", tmp_path / "whole", 0, 10, optimizer)
     parts = run("dp=2,zero=2", "qwen3-moe", tmp_path / "run", 0, 5, optimizer)
@@ -155,6 +156,39 @@ def test_old_ones_go_and_half_written_ones_do_not_count(tmp_path: Path) -> None:
     assert found is not None
     assert (found.step, problems) == (8, [])
     assert latest(tmp_path / "nothing") == (None, [])
+
+
+def test_a_damaged_newer_one_does_not_drive_out_the_good_ones(tmp_path: Path) -> None:
+    run("dp=1", "llama", tmp_path, 0, 2)
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000009")
+    (tmp_path / "step-00000009" / ".metadata").unlink()
+    model, plan = plan_of("dp=1", CONFIGS["llama"])
+    part = apply(model, plan)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(3, part, optimizer_for("adamw", part, 1e-3, 0.1), {})
+    checkpoints.wait()
+    found, _ = latest(tmp_path)
+    assert found is not None
+    assert found.step == 3
+    assert not (tmp_path / "step-00000002").exists()
+
+
+def test_updates_that_were_left_out_do_not_count(tmp_path: Path) -> None:
+    model, plan = plan_of("dp=1", CONFIGS["llama"])
+    part = apply(model, plan)
+    for name in ("adamw", "adamw-8bit", "muon"):
+        optimizer = optimizer_for(name, part, 1e-3, 0.1)
+        for weight in part.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        checkpoints = Checkpoints(tmp_path / name)
+        checkpoints.save(5, part, optimizer, {"updates": updates_of(optimizer)})
+        checkpoints.wait()
+        again = optimizer_for(name, part, 1e-3, 0.1)
+        found, _ = latest(tmp_path / name)
+        assert found is not None
+        checkpoints.load(found, part, again)
+        assert updates_of(again) == 1
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from meshwright.errors import InputError
+from meshwright.run.apply import apply
 from meshwright.run.optimizers import AdamW8bit, step_in_backward
+from meshwright.run.optimizers.adamw import AdamW
+from meshwright.run.optimizers.choose import optimizer_for
+from tests.run.families import CONFIGS
+from tests.run.parity import GROUPS, batches, plan_of
+from tests.run.plans import FULL
+from tests.run.pool import close_all, pool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,3 +96,41 @@ def test_moments_survive_a_checkpoint_to_the_last_code() -> None:
     assert loaded.state[other]["step"] == 5
     for expected, found in zip(saved.state[one]["moments"], loaded.state[other]["moments"], strict=True):
         assert torch.equal(expected, found)
+
+
+def test_an_empty_shard_does_not_keep_the_others_from_their_step() -> None:
+    ours, theirs = ([torch.nn.Parameter(torch.full(shape, 2.0)) for shape in ((0, 3), (4, 3))] for _ in range(2))
+    for weight in (*ours, *theirs):
+        weight.grad = torch.ones_like(weight)
+    AdamW(ours, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1).step()
+    torch.optim.AdamW(theirs, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1).step()
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+def weights_after(table: dict[str, Any], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Under 8-bit AdamW, in a process whose own chances are others than its peers'."""
+    model, plan = plan_of(table, config)
+    part = apply(model, plan, seed=7, groups=GROUPS, dtype=torch.bfloat16)
+    torch.manual_seed(torch.distributed.get_rank())
+    optimizer = optimizer_for("adamw-8bit", part, 1e-2, 0.1)
+    for tokens, documents in batches("whole"):
+        optimizer.zero_grad()
+        part.step(part.micro_batches(tokens, documents), tokens.numel())
+        optimizer.step()
+    return {key: getattr(m, kind).detach() for span in part.spans for key, m, kind in span.decoder.named()}
+
+
+@pytest.mark.parametrize(("table", "name"), [({"dp": 2, "zero": 0}, "llama"), ({"pp": 2}, "llama-tied")])
+def test_copies_round_by_the_same_chances(table: dict[str, Any], name: str) -> None:
+    one, other = pool(2).run(weights_after, table, CONFIGS[name])
+    close_all()
+    both = set(one) & set(other)
+    assert "embed.tokens.weight" in both
+    for key in both:
+        assert torch.equal(one[key], other[key]), key
+
+
+def test_copies_that_are_cut_differently_need_another_optimizer() -> None:
+    with pytest.raises(AssertionError, match="would let copies of a parameter drift apart"):
+        pool(4).run(weights_after, FULL["two pipelines, cut differently"][0], CONFIGS["llama"])
+    close_all()

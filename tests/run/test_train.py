@@ -131,6 +131,36 @@ def test_stop_resume_under_another_plan_and_export(tmp_path: Path) -> None:
     assert float(model(tokens, labels=tokens).loss.detach()) < whole[0]["loss"]
 
 
+def test_ctrl_c_reaches_all_processes_and_a_checkpoint_is_kept(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [*TINY, "--steps", "100000", "--plan", "dp=2", "--json", "--output", str(run)]
+    process = started(*arguments, cwd=tmp_path, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert latest(run / "checkpoints")[0] is not None
+
+
+def test_adapters_in_a_stage_with_nothing_to_train_and_an_export(tmp_path: Path) -> None:
+    """A stage of the embedding alone, sharded in float32; the tied head in bfloat16, as the export is."""
+    model = mw.Model.from_config(CONFIGS["llama-tied"])
+    job = mw.Job(model, mw.Cluster.preset("3xcpu"), 4, seq_len=32, precision="fp32")
+    stages = [{"layers": "embed", "dp": 2, "zero": 1}, {"layers": "block.0..head", "devices": 1}]
+    losses = []
+    for lora in (4, 0):
+        table = {"stages": stages, "micro_batches": 2}
+        events = mw.train(mw.Plan.of(table, job), steps=2, lora=lora, export=str(tmp_path / f"model-{lora}"))
+        losses.append([event["loss"] for event in steps_of(events)])
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)  # a fresh adapter adds nothing
+    assert losses[0][1] != losses[1][1]
+    from transformers import AutoModelForCausalLM
+
+    for lora in (4, 0):
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / f"model-{lora}").dtype == torch.float32
+
+
 def test_killed_while_it_saves_the_checkpoint_before_stays(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = started(*TINY, "--steps", "100000", "--save-every", "1", "--output", str(run), cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +96,10 @@ def _start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
 
 def _print_step(event: dict[str, Any]) -> None:
     """One object per step, and one per evaluation; other events are in the run's folder."""
+    from meshwright.run.events import line_of
+
     if event["event"] == "step":
-        click.echo(json.dumps({key: value for key, value in event.items() if key not in ("event", "time")}))
+        click.echo(line_of({key: value for key, value in event.items() if key not in ("event", "time")}))
     elif event["event"] == "evaluation":
-        click.echo(json.dumps({"step": event["step"], "evaluation_loss": event["loss"]}))
+        click.echo(line_of({"step": event["step"], "evaluation_loss": event["loss"]}))
     sys.stdout.flush()

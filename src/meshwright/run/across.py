@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.run.layout import Box, inside, overlap
 from meshwright.run.part import SpanPart
@@ -60,17 +61,22 @@ class Copies:
                 weight = getattr(module, kind)
                 for i, (box, _) in enumerate(span.layouts[key].pieces(weight.detach())):
                     self.own[Piece(key, span.number, self.rank, box)] = Own(span, weight, i)
-        mine = list(self.own)
-        kinds = {piece.key: own.weight.dtype for piece, own in self.own.items()}
-        everyone: list[tuple[list[Piece], dict[str, torch.dtype]]] = [(mine, kinds)]
+        everyone = [list(self.own)]
         if together:
-            everyone = [([], {}) for _ in range(dist.get_world_size())]
-            dist.all_gather_object(everyone, (mine, kinds))
-        every = [piece for some, _ in everyone for piece in some]
-        self.dtypes = {key: kind for _, some in everyone for key, kind in some.items()}
+            everyone = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(everyone, list(self.own))
+            # The first collective on the device: those between some processes only must not be it (NCCL).
+            dist.all_reduce(torch.zeros(1, device=device))
+        every = [piece for some in everyone for piece in some]
         self.standing = _standing(every)
         self.counted = {piece for piece in self.standing if piece.rank == self.rank}
-        self._transfers = [one for one in _transfers(every) if self.rank in (one.source.rank, one.target.rank)]
+        transfers = _transfers(every)
+        self.cut_alike = all(one.source.box == one.target.box for one in transfers)
+        self._transfers = [one for one in transfers if self.rank in (one.source.rank, one.target.rank)]
+        for piece in {one.target for one in self._transfers if one.target.rank == self.rank}:
+            weight = self.own[piece].weight
+            if weight.requires_grad and not isinstance(weight, DTensor):  # copies step by the same sums
+                weight.grad_dtype = torch.float32
 
     @property
     def keys(self) -> list[str]:
@@ -141,8 +147,8 @@ class Copies:
                     found[own.weight.grad.device].append(local(own.weight.grad))
         total = torch.zeros((), device=self.device)
         for grads in found.values():
-            norms = torch._foreach_norm(grads)
-            total += torch.stack([norm.float() for norm in norms]).square().sum().to(total.device)
+            norms = torch._foreach_norm(grads, dtype=torch.float32)
+            total += torch.stack(list(norms)).square().sum().to(total.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(total)
         return total.sqrt()

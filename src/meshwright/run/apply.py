@@ -154,9 +154,12 @@ def _span(
     if zero or span.offload.parameters:
         split, ahead, away = halved(pipeline), overlap.parameters, span.offload.parameters
         hosted = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
-    _fill(decoder, layouts, how.device, hosted, how.value)
-    if pipeline.micro_batches > 1:
+    # All copies begin with the same numbers, whether they are kept in 16 bits or in float32.
+    _fill(decoder, layouts, how.device, hosted, lambda key, shape: how.value(key, shape).to(how.dtype))
+    if pipeline.micro_batches > 1 or how.dtype == torch.float16:
         _add_up_wide(decoder)
+    for key, module, kind in decoder.named():
+        getattr(module, kind).key = key
     there = {weight for name, weight in decoder.named_parameters() if name in hosted}
     keep_on_host(list(decoder.parameters()), span.offload.optimizer, always=there)
     alike = not zero and max(lane.replicas.size, lane.expert_replicas.size) > 1
@@ -196,7 +199,8 @@ def _fill(decoder: Decoder, layouts: dict[str, Layout], device: str, hosted: set
 
 
 def _add_up_wide(decoder: Decoder) -> None:
-    """Gradients of many micro-batches are summed in float32; `fully_shard` does so for what it shards."""
+    """Gradients of many micro-batches are summed in float32, as `fully_shard` does for what it shards; those of float16
+    are divided by the loss scale in it."""
     for weight in decoder.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor):
             weight.grad_dtype = torch.float32

@@ -79,10 +79,11 @@ class Checkpoints:
         _compare(state, reader.read_metadata().state_dict_metadata, found.path)
         with _alone():
             dcp.load(state, storage_reader=reader, planner=Loader(), process_group=self._group, no_dist=not self._group)
+        updates = int(found.facts.get("updates", found.step))  # fewer than steps where some were left out
         for weight, kept in states.values():
-            restore(optimizer, weight, kept, found.step)
+            restore(optimizer, weight, kept, updates)
         for group in optimizer.param_groups:
-            group["step"] = found.step
+            group["step"] = updates
 
     def _write(self, step: int, state: dict[str, Pieces], facts: dict[str, Any]) -> None:
         try:
@@ -114,7 +115,9 @@ class Checkpoints:
         target = part.with_suffix("")
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
-        for old in _names(self.folder)[self.keep :]:
+        # Newer ones are there only if they are damaged: the run went on from one before.
+        older = [path for path in _names(self.folder) if path.name < target.name]
+        for old in older[self.keep - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _together(self) -> None:

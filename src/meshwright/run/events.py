@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import IO, Any
+
+
+def line_of(facts: dict[str, Any]) -> str:
+    """On one line; JSON has no word for what is no finite number.
+
+    >>> line_of({"loss": math.inf})
+    '{"loss": null}'
+    """
+    known = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
+    return json.dumps(known, allow_nan=False)
 
 
 class Events:
@@ -27,7 +38,7 @@ class Events:
         """Write one event, and return it."""
         found = {"event": event, "time": time.time(), **facts}
         if self._file:
-            self._file.write(json.dumps(found) + "\n")
+            self._file.write(line_of(found) + "\n")
             self._file.flush()
         if self._board and event in ("step", "evaluation"):
             for name, value in facts.items():

@@ -37,7 +37,7 @@ def check(job: Job, plan: Plan, run: Training) -> Estimate:
         said = os.environ["WORLD_SIZE"]
         problem = f"the plan runs on {plan.devices} devices, the launcher started {said} processes"
         raise InputError(problem, field="--plan", valid=f"a plan for {said} devices, or {plan.devices} processes")
-    held_out = run.evaluate_batches * job.global_batch if run.evaluate_every else 0
+    held_out = run.held_out(job.global_batch)
     facts = {"vocab": vocabulary(job.model), "seq_len": job.seq_len, "global_batch": job.global_batch}
     for split in ("train", "evaluation") if run.evaluate_every else ("train",):
         open_data(run.data, seed=run.seed, held_out=held_out, split=split, **facts)  # type: ignore[arg-type]

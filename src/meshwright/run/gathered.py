@@ -41,11 +41,17 @@ def _merged(part: Parallel, key: str, keys: Container[str]) -> Tensor | None:
 
 
 def gathered(part: Parallel, key: str) -> Tensor | None:
-    """A whole parameter on the first process; the others send their pieces and get nothing."""
+    """A whole parameter on the first process; the others send their pieces and get nothing.
+
+    In the type that is computed in, whatever it is kept in; what is no parameter in float32.
+    """
     copies = part.copies
+    kind = torch.float32 if key.endswith(".correction") else part.train.stages[0].like.dtype
     mine = {piece: own for piece, own in copies.own.items() if piece.key == key and piece in copies.counted}
     views = {
-        piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1].contiguous().to(copies.device)
+        piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1]
+        .to(copies.device, kind)
+        .contiguous()
         for piece, own in mine.items()
     }
     if copies.rank:
@@ -54,7 +60,7 @@ def gathered(part: Parallel, key: str) -> Tensor | None:
         return None
     pieces = [piece for piece in copies.standing if piece.key == key]
     shape = [max(piece.box[dim][1] for piece in pieces) for dim in range(len(pieces[0].box))]
-    whole = torch.empty(shape, dtype=copies.dtypes[key], device=copies.device)
+    whole = torch.empty(shape, dtype=kind, device=copies.device)
     for piece in pieces:
         target = whole[tuple(slice(*interval) for interval in piece.box)]
         if piece in views:

@@ -28,7 +28,7 @@ from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
 from meshwright.run.launch import AT_ONCE, STOPPING, TrainingFailed
 from meshwright.run.models.numerics import numerics
-from meshwright.run.optimizers.choose import optimizer_for
+from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.options import Training
 from meshwright.run.parallel import Parallel
 from meshwright.run.part import MicroBatch
@@ -111,16 +111,16 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
                 say("checkpoint", step=step + 1)
             if stopped:
                 break
-    if checkpoints:
-        checkpoints.wait()
-    if run.export and not stopped:
-        write_whole(job.model, loop.part, run.export)
+        if checkpoints:
+            checkpoints.wait()
+        if run.export and not stopped:
+            write_whole(job.model, loop.part, run.export)
     say("stopped" if stopped else "end", step=max(start, step + 1) if start < run.steps else start)
     events.close()
 
 
 def _data(job: Job, run: Training, split: Any) -> Source:
-    held_out = run.evaluate_batches * job.global_batch if run.evaluate_every else 0
+    held_out = run.held_out(job.global_batch)
     return open_data(
         run.data, vocab=numerics(job.model).vocab, seq_len=job.seq_len, global_batch=job.global_batch, seed=run.seed,
         held_out=held_out, split=split,
@@ -158,13 +158,13 @@ def _step(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool) -
     if loop.bad >= _BAD_STEPS:
         problem = f"gradients have been no finite numbers for {loop.bad} steps, up to step {step + 1}"
         raise InputError(problem, field="lr", valid="a smaller --lr, or --precision bf16 or fp32")
-    if not good:
-        return facts | {"skipped": True}
-    if loop.run.guard and not loop.guard.judge(facts["loss"]):
-        return facts | {"skipped": "spike"}
+    if not good or (loop.run.guard and not loop.guard.judge(facts["loss"])):
+        loop.part.correct_routers(speed=0.0)
+        return facts | {"skipped": "spike" if good else True}
     factor = mean * (min(1.0, loop.run.clip / (norm + 1e-6)) if loop.run.clip else 1.0)
     grads = [local(weight.grad) for weight in loop.part.parameters() if weight.grad is not None]
-    torch._foreach_mul_(grads, factor)
+    if grads:  # a stage may have nothing that is trained
+        torch._foreach_mul_(grads, factor)
     loop.optimizer.step()
     loop.part.correct_routers()
     return facts
@@ -209,7 +209,8 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
     _same_run(found, _kept(loop)["run"])
     checkpoints.load(found, loop.part, loop.optimizer)
-    loop.scale.value = float(found.facts["scale"])
+    if found.facts.get("job", {}).get("precision") == loop.job.precision:
+        loop.scale = LossScale(**found.facts["scale"])
     loop.guard = Guard(**found.facts.get("guard", {}))
     if loop.dynamic:
         loop.dynamic.restore(found.facts.get("products", {}))
@@ -233,10 +234,20 @@ def _same_run(found: Found, now: dict[str, Any]) -> None:
 def _kept(loop: Loop) -> dict[str, Any]:
     """What a checkpoint holds beside weights and the optimizer's states."""
     products = {"products": loop.dynamic.state()} if loop.dynamic else {}
-    job = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
+    job: dict[str, Any] = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
+    job |= {"data": loop.run.data, "held_out": loop.run.held_out(loop.job.global_batch)}
+    job |= {"precision": loop.job.precision}
     run = {"model": loop.job.model.name, "parameters": loop.job.model.parameters}
     run |= {"lora": loop.run.lora, "optimizer": loop.job.optimizer}
-    return {"run": run, "job": job, "scale": loop.scale.value, "guard": asdict(loop.guard), **products}
+    updates = updates_of(loop.optimizer)
+    return {
+        "run": run,
+        "job": job,
+        "updates": updates,
+        "scale": asdict(loop.scale),
+        "guard": asdict(loop.guard),
+        **products,
+    }
 
 
 def _due(step: int, every: int) -> bool:
@@ -255,7 +266,9 @@ def _asked() -> Iterator[Callable[[], bool]]:
         if not dist.is_initialized():  # else the one who started the processes says so
             print(STOPPING, file=sys.stderr)  # noqa: T201
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    # A process that was told to ignore one hears of it from the one who started it.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, heard) for number in numbers}
     try:
         yield lambda: bool(signals)
     finally:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.run.evenly import Evenly
 from meshwright.run.models import Decoder
 from meshwright.run.repeat import Keeper, View
+from meshwright.run.repeat import storage as storage_of
 from meshwright.run.torch_private import StorageWeakRef
 
 LEAST = 2**20  # bytes of a tensor that is worth a copy
@@ -62,8 +63,8 @@ class Elsewhere(Keeper):
         layer = self._layer() if self._layer else None
         # Weights that are still cut into shards cannot be what is kept.
         here = [weight for weight in layer.parameters() if not isinstance(weight, DTensor)] if layer else []
-        given = set(map(_address, here))
-        if tensor.untyped_storage().nbytes() < LEAST or _address(tensor) in given:
+        given = set(map(storage_of, here))
+        if tensor.untyped_storage().nbytes() < LEAST or storage_of(tensor) in given:
             return tensor
         parked = self._moves.parked(tensor, self)
         return tensor if parked is None else (parked, tensor.dtype, View.of(tensor))
@@ -110,13 +111,13 @@ class Moves:
     def parked(self, tensor: Tensor, keeper: Keeper) -> Parked | None:
         """The storage of a tensor, elsewhere; nothing if it stays. Several views of it travel once."""
         storage = tensor.untyped_storage()
-        known = self._known.get(_address(tensor))
+        known = self._known.get(storage_of(tensor))
         if known is not None and not known[0].expired():
             return known[1]() if known[1] else None
         place = next((place for place in self.places if place.share.takes(storage.nbytes())), None)
         found = None if place is None else self._park(tensor, place, keeper)
         self._known = {at: one for at, one in self._known.items() if not one[0].expired()}
-        self._known[_address(tensor)] = (StorageWeakRef(storage), weakref.ref(found) if found else None)
+        self._known[storage_of(tensor)] = (StorageWeakRef(storage), weakref.ref(found) if found else None)
         return found
 
     def _park(self, tensor: Tensor, place: Place, keeper: Keeper) -> Parked:
@@ -191,7 +192,3 @@ class Parked:
             torch.cuda.current_stream().wait_event(self._arrived)
         assert self._back is not None
         return self._back
-
-
-def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())

@@ -53,6 +53,10 @@ class Training(Table, frozen=True, kw_only=True):
         part = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.lr * (0.1 + 0.9 * part)
 
+    def held_out(self, global_batch: int) -> int:
+        """Samples that are evaluated on and never trained on."""
+        return self.evaluate_batches * global_batch if self.evaluate_every else 0
+
     def check(self) -> None:
         """What cannot go together."""
         if self.resume and not self.output:

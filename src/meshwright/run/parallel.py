@@ -102,7 +102,7 @@ class Parallel:
     @torch.no_grad()
     def correct_routers(self, speed: float = 1e-3) -> None:
         """After a step: experts that got more rows than the mean are chosen less readily, the others more (DeepSeek-V3)."""
-        keys = sorted(key for key in self.copies.dtypes if key.endswith(".router.correction"))
+        keys = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
         mine = {
             key: module for span in self.spans for key, module, _ in span.decoder.named() if key in keys
         }  # of this process
@@ -117,7 +117,9 @@ class Parallel:
                 mine[key].load = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(load)
-        for key, module in mine.items():
+        for key, module in mine.items() if speed else ():
+            if not module.weight.requires_grad:
+                continue
             rows = load[keys.index(key), : sizes[key]]
             module.correction += speed * (rows.mean() - rows).sign()
 
@@ -126,7 +128,7 @@ class Parallel:
         counted = [piece for piece in self.copies.counted if self.copies.own[piece].weight.requires_grad]
         total = torch.tensor(sum(prod(high - low for low, high in piece.box) for piece in counted))
         if dist.is_initialized() and dist.get_world_size() > 1:
-            total = total.to(self.parameters()[0].device)
+            total = total.to(self.copies.device)
             dist.all_reduce(total)
         return int(total)
 

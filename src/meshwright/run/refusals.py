@@ -24,5 +24,8 @@ def refuse(plan: Plan) -> None:
     for name, said, valid in (("precision", job.precision, PRECISIONS), ("optimizer", job.optimizer, OPTIMIZERS)):
         if said not in valid:
             raise InputError(f"{said} cannot be run yet", field=f"job.{name}", valid=", ".join(valid))
+    if job.optimizer == "adamw-8bit" and job.precision == "fp16":
+        problem = "adamw-8bit keeps no float32 copy, and rounds by chance to bfloat16 only"
+        raise InputError(problem, field="job.optimizer", valid="adamw, adamw-16bit, or precision bf16")
     if plan.compression:
         raise InputError("compressed gradients cannot be run yet", field="compression", valid="none")

@@ -55,7 +55,8 @@ class _Made:
         return self.by.made(self.index, inside=self.inside, view=self.view)
 
 
-def _storage(tensor: Tensor) -> int:
+def storage(tensor: Tensor) -> int:
+    """The address of what a tensor is a view of."""
     return int(tensor.untyped_storage().data_ptr())
 
 
@@ -96,7 +97,7 @@ class _Repeated:
         saved: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in given:
+            if storage(tensor) not in given:
                 saved.append(tensor.detach())
             return tensor
 
@@ -111,7 +112,7 @@ def _given(module: nn.Module, inputs: Iterable[Tensor]) -> set[int]:
     Parameters that lie sharded while an operator runs are not its own: experts, which are gathered by themselves.
     """
     own = (one for one in module.parameters() if not isinstance(one, DTensor))
-    return {0, *(_storage(one) for one in (*inputs, *own))}
+    return {0, *(storage(one) for one in (*inputs, *own))}
 
 
 class Keeper:
@@ -134,7 +135,7 @@ class _Operators:
         self.alive: list[Tensor] = []  # so that no storage gets the address of another
 
     def pack(self, tensor: Tensor) -> Any:
-        made = self.origin.get(_storage(tensor))
+        made = self.origin.get(storage(tensor))
         return made[0].note(made[1], tensor, inside=False) if made else self.keeper.pack(tensor)
 
     def unpack(self, kept: Any) -> Tensor:
@@ -147,7 +148,7 @@ class _Operators:
 
         def pack(tensor: Tensor) -> Any:
             nonlocal count
-            if _storage(tensor) in given:
+            if storage(tensor) in given:
                 return self.pack(tensor)
             count += 1
             return frame.note(count - 1, tensor, inside=True)
@@ -155,8 +156,8 @@ class _Operators:
         with saved_tensors_hooks(pack, self.unpack):
             found = function(*inputs)
         for index, output in enumerate(_tensors(found)):
-            if _storage(output) not in given:
-                self.origin.setdefault(_storage(output), (frame, index))
+            if storage(output) not in given:
+                self.origin.setdefault(storage(output), (frame, index))
                 self.alive.append(output.detach())
         return found
 

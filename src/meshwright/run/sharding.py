@@ -124,10 +124,11 @@ def _narrowed(decoder: Decoder, weights: set[Tensor], dtype: torch.dtype) -> set
 
 def _mesh(shards: Shards, device: str) -> DeviceMesh:
     """Replicas that share one set of shards; hybrid where there are several sets."""
+    kind = torch.device(device).type
     if shards.copies.size == 1:
-        return DeviceMesh.from_group(shards.line.group, device)
+        return DeviceMesh.from_group(shards.line.group, kind)
     groups, every = [shards.copies.group, shards.line.group], torch.tensor(shards.ranks)
-    return DeviceMesh.from_group(groups, device, mesh=every, mesh_dim_names=("copies", "shards"))
+    return DeviceMesh.from_group(groups, kind, mesh=every, mesh_dim_names=("copies", "shards"))
 
 
 def sharded(decoder: Decoder) -> Iterator[FSDPModule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from functools import cache
 from typing import Any
@@ -19,8 +20,13 @@ __all__ = [
     "Action",
     "Runtime",
     "StorageWeakRef",
+    "can_split",
     "default_store",
     "finish_reduction",
+    "flash_backward",
+    "flash_forward",
+    "gather_in_background",
+    "packed_attention",
     "scaled_mm",
     "stage_backward",
     "stage_backward_input",
@@ -116,6 +122,21 @@ def flash_backward(
         d_out, q, k, v, out, total, *sizes, 0.0, causal, seed, seed[:0], scale=scale
     )
     return cuda
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scale: float | None, window: tuple[int, int]
+) -> Tensor:
+    """Causal attention inside sequences that lie one behind the other: (token, head, dim), heads of keys may be fewer."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Heads of keys that are shared are said since torch 2.13, and taken as they are before.
+    said = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    width = v.shape[-1]
+    if width < q.shape[-1]:  # the kernel wants values as wide as keys (latent attention has narrower ones)
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
+    found: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=window, **said)
+    return found[..., :width]
 
 
 def default_store() -> Any:

@@ -90,7 +90,7 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
 
 
 def _join(device: str) -> None:
-    """What lives in host memory is summed there."""
+    """Objects, and checkpoints, travel from host memory."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
 
 

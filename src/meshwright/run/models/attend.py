@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meshwright.run.collectives import exchanged, shifted
 from meshwright.run.models.context import Context
 from meshwright.run.models.ring import ring_attention
+from meshwright.run.torch_private import packed_attention
 
 # On Hopper cuDNN's kernel is ahead of FlashAttention 2 (docs/measurements.md); what cannot take a case is passed over.
 _FASTEST = [
@@ -56,13 +57,10 @@ def _whole(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
     """Documents one behind the other: a mask of all pairs would be larger than all else at long sequences."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    ends = context.ends()
-    flat = (part.flatten(0, 1) for part in (q, k, v))
+    flat = [part.flatten(0, 1) for part in (q, k, v)]
     seen = (window - 1 if window else -1, 0)
-    found: Tensor = varlen_attn(*flat, ends, ends, context.length, context.length, scale=scale, window_size=seen)
-    return found.view(*q.shape[:3], v.shape[3])
+    found = packed_attention(flat[0], flat[1], flat[2], context.ends(), context.length, scale, seen)
+    return found.reshape(*q.shape[:3], v.shape[3])
 
 
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:

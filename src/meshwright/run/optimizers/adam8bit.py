@@ -8,6 +8,7 @@ second moment changes by less than half a code per step, and would never move if
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,8 +28,8 @@ class AdamW8bit(torch.optim.Optimizer):
     """2.03 bytes of state per parameter. Parameters in bfloat16 are rounded by chance too and need no other copy.
 
     Sharded parameters are updated shard by shard. Checkpoints hold moments in float32; under the plan that wrote them they
-    become the same codes again, bit by bit, under another plan, whose blocks are others, the nearest ones. A run that goes
-    on rounds by other chances than one that never stopped.
+    become the same codes again, bit by bit, under another plan, whose blocks are others, the nearest ones. Chances depend
+    on the parameter's name (`weight.key`) and the step: replicas, and a run that goes on, round alike.
 
     >>> weight = torch.nn.Parameter(torch.ones(4))
     >>> weight.grad = torch.tensor([1.0, -1.0, 2.0, 0.0])
@@ -89,13 +90,13 @@ class AdamW8bit(torch.optim.Optimizer):
         correct = (1 - beta1 ** state["step"], 1 - beta2 ** state["step"])
         numbers = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], *correct)
         rounds = own.dtype == torch.bfloat16
+        seed = zlib.crc32(f"{getattr(weight, 'key', '')} {state['step']}".encode()) >> 1
         if fused(own):
             from meshwright.run.kernels.triton import adam8bit as kernel
 
-            seed = int(torch.randint(0, 2**31 - 1, ()))
             kernel.update(own, grad, state["moments"], _BLOCK, seed, numbers, rounds)
         else:
-            _update(own, grad, state["moments"], numbers, rounds)
+            _update(own, grad, state["moments"], numbers, rounds, torch.Generator(own.device).manual_seed(seed))
 
 
 def _nothing(weight: Tensor, device: torch.device | str) -> _Moments:
@@ -131,7 +132,9 @@ def _largest(size: Tensor) -> Tensor:
     return torch.nn.functional.pad(size, (0, -len(size) % _BLOCK)).view(-1, _BLOCK).amax(dim=1)
 
 
-def _update(weight: Tensor, grad: Tensor, moments: _Moments, numbers: tuple[float, ...], rounds: bool) -> None:
+def _update(
+    weight: Tensor, grad: Tensor, moments: _Moments, numbers: tuple[float, ...], rounds: bool, chance: torch.Generator
+) -> None:
     """What the kernel does, in plain steps."""
     rate, beta1, beta2, eps, decay, correct1, correct2 = numbers
     first, second, first_scale, second_scale = moments
@@ -140,15 +143,15 @@ def _update(weight: Tensor, grad: Tensor, moments: _Moments, numbers: tuple[floa
     m = beta1 * code * code.abs() * _spread(first_scale, w) + (1 - beta1) * g
     v = beta2 * (second.float() / 255) ** 4 * _spread(second_scale, w) + (1 - beta2) * g * g
     w = w * (1 - rate * decay) - rate * (m / correct1) / ((v / correct2).sqrt() + eps)
-    weight.copy_((_rounded(w) if rounds else w).view_as(weight))
+    weight.copy_((_rounded(w, chance) if rounds else w).view_as(weight))
     for scale, value in ((first_scale, m.abs()), (second_scale, v)):
         scale.copy_(_largest(value))
-    code = _coded(m.abs(), first_scale, 2, 127)
+    code = _coded(m.abs(), first_scale, 2, 127, chance)
     first.copy_(code * m.sign() + _NONE)
-    second.copy_(_coded(v, second_scale, 4, 255).clamp(min=1).where(v > 0, 0.0))
+    second.copy_(_coded(v, second_scale, 4, 255, chance).clamp(min=1).where(v > 0, 0.0))
 
 
-def _coded(value: Tensor, scale: Tensor, power: int, most: int) -> Tensor:
+def _coded(value: Tensor, scale: Tensor, power: int, most: int, stream: torch.Generator) -> Tensor:
     """The code below or above: the upper one as often as makes the mean of the values right, not that of the codes.
 
     A bias of the mean would be multiplied by 1 / (1 - beta) over the steps.
@@ -156,14 +159,15 @@ def _coded(value: Tensor, scale: Tensor, power: int, most: int) -> Tensor:
     size = value / _spread(scale, value).clamp(min=1.2e-38) * most**power
     low = (size ** (1 / power)).floor().clamp(max=most - 1)
     chance = (size - low**power) / ((low + 1) ** power - low**power)
-    return low + (torch.rand_like(size) < chance)
+    return low + (torch.rand(size.shape, generator=stream, device=size.device) < chance)
 
 
 def _spread(scale: Tensor, like: Tensor) -> Tensor:
     return scale.repeat_interleave(_BLOCK)[: len(like)]
 
 
-def _rounded(x: Tensor) -> Tensor:
+def _rounded(x: Tensor, stream: torch.Generator) -> Tensor:
     """To bfloat16, up or down by chance: the mean over many is the value itself."""
-    bits = x.view(torch.int32) + torch.randint_like(x, 0, 2**16, dtype=torch.int32)
+    noise = torch.randint(0, 2**16, x.shape, generator=stream, device=x.device, dtype=torch.int32)
+    bits = x.view(torch.int32) + noise
     return (bits & -(2**16)).view(torch.float32).to(torch.bfloat16)

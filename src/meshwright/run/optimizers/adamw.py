@@ -49,7 +49,8 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-            every = [weight for weight in group["params"] if weight.grad is not None]
+            # A shard may be empty: fewer rows than shards.
+            every = [weight for weight in group["params"] if weight.grad is not None and local(weight).numel()]
             here = [weight for weight in every if not on_host(weight)]
             plain = [weight for weight in here if weight.dtype == torch.float32 == self.moments]
             if plain:
@@ -80,14 +81,13 @@ class AdamW(torch.optim.Optimizer):
         self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
     ) -> None:
         firsts, seconds = ([state[name].float() for state in states] for name in ("first", "second"))
-        if weights[0].numel():
-            adamw(
-                weights, [grad.float() for grad in grads], firsts, seconds, [],
-                [torch.tensor(float(group["step"] - 1), device=weight.device) for weight in weights],
-                foreach=False, fused=True, amsgrad=False, maximize=False,
-                lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
-                weight_decay=group["weight_decay"],
-            )  # fmt: skip
+        adamw(
+            weights, [grad.float() for grad in grads], firsts, seconds, [],
+            [torch.tensor(float(group["step"] - 1), device=weight.device) for weight in weights],
+            foreach=False, fused=True, amsgrad=False, maximize=False,
+            lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
+            weight_decay=group["weight_decay"],
+        )  # fmt: skip
         for state, first, second in zip(states, firsts, seconds, strict=True):
             if first is not state["first"]:
                 state["first"].copy_(first)

@@ -22,6 +22,9 @@ def optimizer_for(name: str, part: Parallel, lr: float, weight_decay: float) -> 
     """Of all that a process trains."""
     if name == "muon":
         return Muon(part, lr, weight_decay)
+    if name == "adamw-8bit" and not part.copies.cut_alike:
+        problem = "adamw-8bit would let copies of a parameter drift apart that are cut differently"
+        raise InputError(problem, field="job.optimizer", valid="adamw, adamw-16bit, or the same cut for all copies")
     return optimizer_named(name, part.parameters(), lr, weight_decay)
 
 
@@ -40,6 +43,13 @@ def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_deca
     if name in ("sgd", "sgd-momentum"):
         return SGD(groups, lr=lr, momentum=0.9 if name == "sgd-momentum" else 0.0)
     raise InputError(f"{name} cannot be run yet", field="job.optimizer", valid=", ".join(OPTIMIZERS))
+
+
+def updates_of(optimizer: Any) -> int:
+    """How often it has updated: steps that were left out do not count."""
+    if isinstance(optimizer, AdamW8bit):
+        return max((state["step"] for state in optimizer.state.values()), default=0)
+    return int(optimizer.param_groups[0].get("step", 0))
 
 
 @torch.no_grad()
