@@ -25,6 +25,7 @@ from meshwright.run.models import build
 from meshwright.run.options import Training
 from meshwright.run.worker import told
 from tests.run.families import CONFIGS
+from tests.run.plans import pipeline, span, stage
 
 TINY = ["tiny-llama", "--seq", "32", "--batch", "4", "--data", "synthetic"]
 
@@ -146,19 +147,24 @@ def test_ctrl_c_reaches_all_processes_and_a_checkpoint_is_kept(tmp_path: Path) -
 def test_adapters_in_a_stage_with_nothing_to_train_and_an_export(tmp_path: Path) -> None:
     """A stage of the embedding alone, sharded in float32; the tied head in bfloat16, as the export is."""
     model = mw.Model.from_config(CONFIGS["llama-tied"])
-    job = mw.Job(model, mw.Cluster.preset("3xcpu"), 4, seq_len=32, precision="fp32")
-    stages = [{"layers": "embed", "dp": 2, "zero": 1}, {"layers": "block.0..head", "devices": 1}]
+    job = mw.Job(model, mw.Cluster.preset("3xcpu"), 4, seq_len=32, precision="bf16")
+    stages = stage("0-1", span("embed", dp=2, zero=1)), stage("2", span("block.0..head"))
     losses = []
     for lora in (4, 0):
-        table = {"stages": stages, "micro_batches": 2}
+        table = {
+            "format": "meshwright-plan",
+            "version": 1,
+            "job": job.written(),
+            "pipelines": [pipeline(*stages, batch=4)],
+        }
         events = mw.train(mw.Plan.of(table, job), steps=2, lora=lora, export=str(tmp_path / f"model-{lora}"))
         losses.append([event["loss"] for event in steps_of(events)])
-    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)  # a fresh adapter adds nothing
+    assert losses[0][0] == losses[1][0]  # a fresh adapter adds nothing
     assert losses[0][1] != losses[1][1]
     from transformers import AutoModelForCausalLM
 
     for lora in (4, 0):
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / f"model-{lora}").dtype == torch.float32
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / f"model-{lora}").dtype == torch.bfloat16
 
 
 def test_killed_while_it_saves_the_checkpoint_before_stays(tmp_path: Path) -> None:
