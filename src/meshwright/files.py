@@ -67,7 +67,7 @@ def parse_json(text: str, name: str = "") -> Any:
         _check_depth(value)
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        problem = f"malformed JSON: {error.msg}"
+        problem = f"malformed JSON: {error.msg.removesuffix(' starting at')}"
         raise InputError(problem, file=name, line=error.lineno, column=error.colno) from None
     except RecursionError:
         raise InputError(f"malformed JSON: nested deeper than {_DEEPEST} levels", file=name) from None

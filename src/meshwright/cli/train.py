@@ -39,9 +39,16 @@ Exit codes: 0 trained, or stopped when asked; 1 the run failed or nothing fits; 
 @click.option("--plan", "plan_", metavar="PLAN", help="A plan.json, or a short plan such as tp=2,pp=2,zero=1.")
 @click.option("--cluster", help="Where to train: local (default), local:4, or a .toml file under a launcher.")
 @plan_options
-@click.option("--data", default="synthetic", help="synthetic, a prepared folder, or a text, JSONL or Parquet file.")
+@click.option(
+    "--data", default="synthetic", help="synthetic (default), a prepared folder, or a text, JSONL or Parquet file."
+)
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps to train, in all.")
-@click.option("--seed", type=int, default=0, help="Of fresh weights and of the order of samples (default 0).")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    help="Of fresh weights and of the order of samples (default 0).",
+)
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4).")
 @click.option("--warmup", type=click.IntRange(min=0), default=2, help="Steps over which it rises (default 2).")
 @click.option("--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls.")
@@ -71,20 +78,28 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
     MODEL is a preset (tiny-llama, tiny-gpt2, tiny-moe for laptops) or a config.json; a plan.json has its own.
     """
     from meshwright.cli.training import job_and_plan, said_once
+    from meshwright.errors import InputError
     from meshwright.run.options import Training
     from meshwright.tables import convert
 
     given = {name: options.pop(name) for name in ("batch", "seq", "precision", "optimizer")}
     with said_once():
         job, plan = job_and_plan(model, plan_, cluster, given)
-        _start(job, plan, convert(options, Training), json_=json_)
+        try:
+            run = convert(options, Training)
+        except InputError as error:
+            name = {"evaluate_every": "eval-every"}.get(error.field, error.field)
+            error.field = f"--{name.replace('_', '-')}"
+            raise
+        _start(job, plan, run, json_=json_)
 
 
 def _start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
     from meshwright.cli.training import Screen, first, say_plan
-    from meshwright.run.front import check, start
+    from meshwright.run.front import check, make_folders, start
 
     estimate = check(job, plan, run)
+    make_folders(plan, run)
     if json_:
         start(job, plan, run, estimate, _print_step)
         return

@@ -44,6 +44,8 @@ def said_once() -> Iterator[None]:
 
 def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given: dict[str, Any]) -> tuple[Job, Plan]:
     """From a plan with its job; from a model and a short plan; or from a model alone, whose plan is searched."""
+    if plan == "":
+        raise InputError("is empty", field="--plan", valid="a plan.json, or degrees such as tp=2,pp=2")
     short = parse_short(plan) if plan and "=" in plan and not os.path.exists(plan) else None
     if plan and short is None:
         if not os.path.exists(plan) and plan != "-":
@@ -51,7 +53,11 @@ def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given
                 "no such file", file=plan, field="--plan", valid="a plan.json, or degrees such as tp=2,pp=2"
             )
         options = {"model": model, "cluster": cluster, **given}
-        found, job = load_plan(plan, options)
+        try:
+            found, job = load_plan(plan, options)
+        except InputError as error:
+            error.field = "MODEL" if error.field == "--model" else error.field
+            raise
         return job, found
     if model is None:
         raise InputError(
@@ -160,20 +166,27 @@ class Screen:
                 self._bar.update(self._task, completed=event["step"], description=text)
             often = max(self.steps // 20, 1)
             if event["step"] % often == 0 or event["step"] in (1, self.steps) or event.get("skipped"):
-                click.echo(f"step {event['step']:>6}  {text}")
+                self._say(f"step {event['step']:>6}  {text}")
         elif name == "evaluation":
-            click.echo(f"step {event['step']:>6}  evaluation loss {event['loss']:.4f}")
+            self._say(f"step {event['step']:>6}  evaluation loss {event['loss']:.4f}")
         elif name == "precision":
-            click.echo(f"step {event['step']:>6}  {event['layer']}: {event['from']} -> {event['to']}")
+            self._say(f"step {event['step']:>6}  {event['layer']}: {event['from']} -> {event['to']}")
         elif name == "resumed":
-            click.echo(f"resumed at step {event['step']} from {event['checkpoint']}")
+            self._say(f"resumed at step {event['step']} from {event['checkpoint']}")
         elif name == "changed":
-            click.echo(f"note: {event['name']} was {event['before']}, is {event['now']}: other samples follow")
+            self._say(f"note: {event['name']} was {event['before']}, is {event['now']}")
         elif name == "damaged":
-            click.echo(f"note: {event['problem']}; an older checkpoint is used")
+            self._say(f"note: {event['problem']}; an older checkpoint is used")
         elif name == "stopped":
-            click.echo(f"stopped at step {event['step']}; --resume goes on where there is an --output")
-        sys.stdout.flush()
+            self._say(f"stopped at step {event['step']}; --resume goes on where there is an --output")
+
+    def _say(self, text: str) -> None:
+        """Above the bar, where both are on one terminal."""
+        if self._bar and sys.stdout.isatty():
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(text)
+            sys.stdout.flush()
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -29,10 +29,13 @@ def plan_to_run(job: Job) -> Plan:
 
 def check(job: Job, plan: Plan, run: Training) -> Estimate:
     """Everything that does not need the devices; returns what the plan promises."""
-    from meshwright.run.data import open_data
-
     run.check()
     refuse(plan)
+    hidden = int(job.model.layers[0].width_out)
+    if run.lora > hidden:
+        raise InputError(f"is {run.lora}", field="--lora", valid=f"1 to the model's width, {hidden}; 0: no adapters")
+    if job.seq_len < 2:
+        raise InputError("a sample of one token has no next one to learn", field="--seq", valid="2 or more")
     if joined_from_outside() and int(os.environ["WORLD_SIZE"]) != plan.devices:
         said = os.environ["WORLD_SIZE"]
         problem = f"the plan runs on {plan.devices} devices, the launcher started {said} processes"
@@ -40,7 +43,17 @@ def check(job: Job, plan: Plan, run: Training) -> Estimate:
     held_out = run.held_out(job.global_batch)
     facts = {"vocab": vocabulary(job.model), "seq_len": job.seq_len, "global_batch": job.global_batch}
     for split in ("train", "evaluation") if run.evaluate_every else ("train",):
-        open_data(run.data, seed=run.seed, held_out=held_out, split=split, **facts)  # type: ignore[arg-type]
+        _opened(run, held_out, split, facts)
+    _check_folders(run)
+    promised = estimate(job, plan)
+    beyond = [memory for memory in promised.memory if memory.total * (1 - MEMORY_MARGIN) > memory.capacity]
+    if beyond:
+        fits(beyond)  # what is short by more than the estimate may err would only fail later, and less clearly
+    return promised
+
+
+def _check_folders(run: Training) -> None:
+    """What is read from and written to."""
     for option, path in (("--export", run.export), ("--profile", run.profile)):
         if path and Path(path).exists() and not Path(path).is_dir():
             raise InputError("is a file", file=path, field=option, valid="a folder, or a new one")
@@ -50,25 +63,39 @@ def check(job: Job, plan: Plan, run: Training) -> Estimate:
         raise InputError("no such folder", file=run.init_from, field="--init-from")
     if run.output and Path(run.output).exists() and not Path(run.output).is_dir():
         raise InputError("is a file", file=run.output, field="--output", valid="a folder, or a new one")
+    if run.resume and not any((Path(run.output) / "checkpoints").glob("step-*")):
+        raise InputError("holds no whole checkpoint", file=run.output, field="--resume")
     if run.output and not run.resume and (Path(run.output) / "checkpoints").is_dir():
         valid = "--resume, or another folder"
         raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
-    promised = estimate(job, plan)
-    beyond = [memory for memory in promised.memory if memory.total * (1 - MEMORY_MARGIN) > memory.capacity]
-    if beyond:
-        fits(beyond)  # what is short by more than the estimate may err would only fail later, and less clearly
-    return promised
+
+
+def _opened(run: Training, held_out: int, split: str, facts: dict[str, int]) -> None:
+    """Whether there is enough data; what is said names the user's file and option, not those of its prepared form."""
+    from meshwright.run.data import open_data
+
+    try:
+        open_data(run.data, seed=run.seed, held_out=held_out, split=split, **facts)  # type: ignore[arg-type]
+    except InputError as error:
+        if error.field == "global_batch":
+            error.file, error.field = run.data, "--batch"
+        raise
 
 
 def start(job: Job, plan: Plan, run: Training, promised: Estimate, tell: Callable[[Event], None]) -> None:
     """Train; returns when the run has ended, raises what ended it too early."""
+    make_folders(plan, run)
+    launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell)
+
+
+def make_folders(plan: Plan, run: Training) -> None:
+    """What a run writes to; made before anything is trained, or said."""
     if run.output and int(os.environ.get("RANK", "0")) == 0:
         _made(run.output, "--output")
         plan.save(Path(run.output) / "plan.json")
     for option, path in (("--export", run.export), ("--profile", run.profile)):
         if path:
             _made(path, option)
-    launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell)
 
 
 def _made(folder: str, option: str) -> None:

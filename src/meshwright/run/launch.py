@@ -89,12 +89,12 @@ def _local(work: Work, tell: Callable[[Event], None]) -> None:
     # Ctrl-C reaches the whole group of processes; the workers are told by us, and end after a whole step.
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     asked: list[float] = []
-    with _without_main():
-        for process in processes:
-            process.start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.append(time.monotonic()))
     try:
+        with _without_main():
+            for process in processes:
+                process.start()
         _watch(processes, events, tell, asked)
     finally:
         _end(processes)

@@ -26,7 +26,7 @@ from meshwright.run.events import Events
 from meshwright.run.feed import Feed
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
-from meshwright.run.launch import AT_ONCE, STOPPING, TrainingFailed
+from meshwright.run.launch import STOPPING
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.options import Training
@@ -204,10 +204,10 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
         say("damaged", problem=problem)
     if found is None:
         raise InputError("holds no whole checkpoint", file=str(checkpoints.folder), field="--resume")
+    _same_run(found, _kept(loop)["run"])
     if found.step >= loop.run.steps:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
-    _same_run(found, _kept(loop)["run"])
     checkpoints.load(found, loop.part, loop.optimizer)
     if found.facts.get("job", {}).get("precision") == loop.job.precision:
         loop.scale = LossScale(**found.facts["scale"])
@@ -224,11 +224,13 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
 
 def _same_run(found: Found, now: dict[str, Any]) -> None:
     """What a checkpoint is of cannot be changed by going on."""
-    options = {"model": "MODEL", "parameters": "MODEL", "lora": "--lora", "optimizer": "--optimizer"}
+    options = {"parameters": "MODEL", "lora": "--lora", "optimizer": "--optimizer"}
     for name, before in found.facts.get("run", {}).items():
         if now[name] != before and name != "model":  # the same model may have several names
-            problem = f"is of a run of {found.facts['run']['model']} with {name} {before}, not {now[name]}"
-            raise InputError(problem, file=str(found.path), field=options[name], valid=f"{name} {before}")
+            model = found.facts["run"]["model"]
+            problem = f"is of a run of {model} with {name} {before}, not {now[name]}"
+            valid = model if name == "parameters" else str(before)
+            raise InputError(problem, file=str(found.path), field=options[name], valid=valid)
 
 
 def _kept(loop: Loop) -> dict[str, Any]:
@@ -260,9 +262,9 @@ def _asked() -> Iterator[Callable[[], bool]]:
     signals: list[int] = []
 
     def heard(number: int, _: object) -> None:
-        if signals:
-            raise TrainingFailed(AT_ONCE)
         signals.append(number)
+        for each in numbers:  # a second one ends this process at once, even inside one long call of PyTorch
+            signal.signal(each, signal.SIG_DFL)
         if not dist.is_initialized():  # else the one who started the processes says so
             print(STOPPING, file=sys.stderr)  # noqa: T201
 

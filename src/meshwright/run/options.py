@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.tables import Table
 
 Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, lt=1e38)]
 
 
 class Training(Table, frozen=True, kw_only=True):
@@ -22,12 +23,12 @@ class Training(Table, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1)]
     data: str = "synthetic"
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     lr: Positive = 3e-4
     warmup: Annotated[int, Meta(ge=0, description="steps over which the rate rises")] = 2
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    clip: Annotated[float, Meta(ge=0, description="largest norm of all gradients; 0: any")] = 1.0
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.1
+    clip: Annotated[float, Meta(ge=0, lt=1e38, description="largest norm of all gradients; 0: any")] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0, lt=1e38)] = 0.1
     evaluate_every: Count = 0
     evaluate_batches: Annotated[int, Meta(ge=1)] = 4
     output: str = ""  # the run's folder: plan, events, checkpoints; empty: nothing is written
@@ -43,8 +44,6 @@ class Training(Table, frozen=True, kw_only=True):
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0: a rise, then a fall to a tenth."""
-        import math
-
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
@@ -59,7 +58,8 @@ class Training(Table, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """What cannot go together."""
-        if self.resume and not self.output:
-            raise InputError("needs the run's folder", field="--resume", valid="--output FOLDER")
+        for option, given in (("--resume", self.resume), ("--save-every", self.save_every)):
+            if given and not self.output:
+                raise InputError("needs the run's folder", field=option, valid="--output FOLDER")
         if self.resume and self.init_from:
             raise InputError("a run that goes on has its own weights", field="--init-from", valid="without --resume")

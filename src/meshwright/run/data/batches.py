@@ -58,7 +58,7 @@ class Batches:
 
     def _enough(self) -> str:
         unit = f"samples of {self.seq_len:,} tokens" if self._packed else "documents"
-        return f"more {unit}, or a global batch of at most {self.count:,}"
+        return f"more {unit}" + (f", or a global batch of at most {self.count:,}" if self.count else "")
 
     def samples(self, step: int, rows: Sequence[int]) -> Samples:
         """Some rows, of 0 .. global_batch-1, of a step."""

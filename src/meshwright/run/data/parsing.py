@@ -143,7 +143,7 @@ def _rows(piece: Piece, field: str) -> Iterator[tuple[int, str | _Bad]]:
 
 def _error(piece: Piece, place: int, bad: _Bad) -> InputError:
     """A bad line with its number; those before its piece are counted only now."""
-    skip = "a line without mistakes, or --skip-bad"
+    skip = "a line without mistakes, or meshwright prepare --skip-bad"
     if piece.kind == ".parquet":
         with parquet_file(piece.file) as opened:
             row = place + sum(opened.metadata.row_group(group).num_rows for group in range(piece.start))
