@@ -188,3 +188,13 @@ def _layout(value: Any, indent: int, width: int, one_line: Callable[[Any], bool]
         return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
     rows = [pad + _layout(item, indent + 2, width, one_line) for item in value]
     return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
+
+
+def line_of(facts: dict[str, Any]) -> str:
+    """On one line; JSON has no word for what is no finite number.
+
+    >>> line_of({"loss": float("inf")})
+    '{"loss": null}'
+    """
+    known = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
+    return json.dumps(known, allow_nan=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +25,7 @@ from meshwright.errors import InputError
 from meshwright.model import Model
 from meshwright.plan import Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of
+from meshwright.plan.strategy import Offload
 from meshwright.run.across import Copies
 from meshwright.run.collectives import ALONE, Line
 from meshwright.run.evenly import Evenly
@@ -31,7 +33,7 @@ from meshwright.run.lane import ONE, Groups, Lane
 from meshwright.run.layout import Layout
 from meshwright.run.models import Decoder, fresh
 from meshwright.run.models.numerics import numerics
-from meshwright.run.offload import Place, offload
+from meshwright.run.offload import Moves, Place, offload
 from meshwright.run.optimizers.host import keep_on_host
 from meshwright.run.parallel import Parallel
 from meshwright.run.part import Part, SpanPart
@@ -97,23 +99,24 @@ def apply(
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             members = tuple(ranks[device] for device in stage.ranks)
-            for i, span in enumerate(stage.spans):
-                lane = _lane(how, pipeline, span, members, groups)
+            for i, spans in enumerate(_cut_alike(stage.spans)):
+                lane = _lane(how, pipeline, spans[0], members, groups)
                 held = {
-                    rank: Holding.of(span, at, pipeline.samples, plan.job.seq_len) for at, rank in enumerate(members)
+                    rank: Holding.of(spans[0], at, pipeline.samples, plan.job.seq_len)
+                    for at, rank in enumerate(members)
                 }
                 holdings.setdefault((p, s), []).append(held)
                 if me in members:
-                    found = _span(how, (p, s, i), pipeline, span, lane, members.index(me))
+                    found = _span(how, (p, s, i), pipeline, spans, lane, members.index(me))
                     found.holdings = held
                     mine.setdefault(p, {}).setdefault(s, []).append(found)
     ((number, stages),) = mine.items()
     for some in stages.values():
         for before, after in pairwise(some):
             after.enter = _bridges(before.holdings, after.holdings, me)
-    spans = [span for some in stages.values() for span in some]
+    every = [span for some in stages.values() for span in some]
     train = _train(how, plan.pipelines[number], stages, {s: held for (p, s), held in holdings.items() if p == number})
-    return Parallel(plan, number, spans, train, Copies(spans, how.device))
+    return Parallel(plan, number, every, train, Copies(every, how.device))
 
 
 def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups) -> Lane:
@@ -136,35 +139,69 @@ def _alone(plan: Plan, groups: Groups) -> Line:
     return Line(1, 0, groups["alone"])
 
 
+def _cut_alike(spans: Sequence[Span]) -> list[list[Span]]:
+    """Neighbours that differ only in what they shard, repeat or keep elsewhere: they are one decoder, so that parameters
+    of the next are gathered under the one before."""
+    found: list[list[Span]] = []
+    for span in spans:
+        if found and _grid(span) == _grid(found[-1][0]):
+            found[-1].append(span)
+        else:
+            found.append([span])
+    return found
+
+
+def _grid(span: Span) -> Span:
+    """A span without what is said of every layer on its own."""
+    return msgspec.structs.replace(span, layers="", zero=0, recompute="none", offload=Offload(), swap=None)
+
+
 def _span(
-    how: _How, number: tuple[int, int, int], pipeline: Pipeline, span: Span, lane: Lane, position: int
+    how: _How, number: tuple[int, int, int], pipeline: Pipeline, spans: Sequence[Span], lane: Lane, position: int
 ) -> SpanPart:
-    layers, overlap = layers_of(how.model, span.layers), how.plan.overlap
+    """Of spans that are cut alike."""
+    layers = {layer: span for span in spans for layer in layers_of(how.model, span.layers)}
+    overlap, sharded = how.plan.overlap, lane.shards.line.size > 1
     with torch.device("meta"):
-        decoder = Decoder(layers, numerics(how.model))
+        decoder = Decoder(list(layers), numerics(how.model))
     if how.lora:
         decoder.adapt(how.lora)
-    zero = span.zero if lane.shards.line.size > 1 else 0
+    zero = {layer.name: span.zero if sharded else 0 for layer, span in layers.items()}
     # Shards are float32 and gathered in the type that is computed in: they need no other copy that is updated.
-    layouts = cut(decoder, lane, torch.float32 if zero else how.dtype)
-    recompute(decoder, dict.fromkeys(layers, span.recompute))
-    if places := _places(how, pipeline, span, position):
-        offload(decoder, places)
-    hosted: set[str] = set()
-    if zero or span.offload.parameters:
-        split, ahead, away = halved(pipeline), overlap.parameters, span.offload.parameters
-        hosted = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
+    layouts = cut(decoder, lane, torch.float32 if any(zero.values()) else how.dtype)
+    recompute(decoder, {layer: span.recompute for layer, span in layers.items()})
+    moves = Moves()
+    for span in spans:
+        if places := _places(how, pipeline, span, position):
+            offload(decoder, places, [layer.name for layer in layers_of(how.model, span.layers)], moves)
+    sharding = None
+    if any(zero.values()) or any(span.offload.parameters for span in spans):
+        shares = {id(span): Evenly(span.offload.parameters) for span in spans}
+        away = {layer.name: shares[id(span)] for layer, span in layers.items()}
+        split, ahead = halved(pipeline), overlap.parameters
+        sharding = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
+    hosted = sharding.hosted if sharding else set()
     # All copies begin with the same numbers, whether they are kept in 16 bits or in float32.
     _fill(decoder, layouts, how.device, hosted, lambda key, shape: how.value(key, shape).to(how.dtype))
     if pipeline.micro_batches > 1 or how.dtype == torch.float16:
         _add_up_wide(decoder)
     for key, module, kind in decoder.named():
         getattr(module, kind).key = key
-    there = {weight for name, weight in decoder.named_parameters() if name in hosted}
-    keep_on_host(list(decoder.parameters()), span.offload.optimizer, always=there)
-    alike = not zero and max(lane.replicas.size, lane.expert_replicas.size) > 1
+    _keep_states(decoder, {layer.name: span for layer, span in layers.items()}, hosted)
+    alike = max(lane.replicas.size, lane.expert_replicas.size) > 1
     reduction = Reduction(decoder, lane, early=overlap.gradients) if alike else None
-    return SpanPart(number, decoder, lane, zero, layouts, {}, reduction=reduction, early=overlap.gradients)
+    return SpanPart(number, decoder, lane, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients)
+
+
+def _keep_states(decoder: Decoder, spans: dict[str, Span], hosted: set[str]) -> None:
+    """Optimizer states of so many parameters of every span on the host."""
+    there = {weight for name, weight in decoder.named_parameters() if name in hosted}
+    seen: set[Tensor] = set()
+    for span in {id(span): span for span in spans.values()}.values():
+        names = [name for name, of in spans.items() if of is span]
+        own = dict.fromkeys(weight for name in names for weight in decoder.layer(name).parameters())
+        keep_on_host([weight for weight in own if weight not in seen], span.offload.optimizer, always=there)
+        seen |= set(own)
 
 
 def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Place]:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from pathlib import Path
 from typing import IO, Any
 
-
-def line_of(facts: dict[str, Any]) -> str:
-    """On one line; JSON has no word for what is no finite number.
-
-    >>> line_of({"loss": math.inf})
-    '{"loss": null}'
-    """
-    known = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
-    return json.dumps(known, allow_nan=False)
+from meshwright.files import line_of
 
 
 class Events:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,12 @@ class Place:
     share: Evenly
 
 
-def offload(decoder: Decoder, places: Sequence[Place]) -> None:
+def offload(
+    decoder: Decoder, places: Sequence[Place], layers: Collection[str] | None = None, moves: Moves | None = None
+) -> None:
     """Let the blocks of a decoder keep parts of their activations elsewhere; of repeated blocks that is their input.
+
+    Only some `layers`, if they are named; then all share `moves`, by which one's activations come while another works.
 
     >>> from meshwright.model import Model
     >>> from meshwright.run.models import build
@@ -45,19 +49,21 @@ def offload(decoder: Decoder, places: Sequence[Place]) -> None:
     >>> type(decoder.layer("block.0.mlp").keeper).__name__
     'Elsewhere'
     """
-    moves = Moves(places)
-    decoder.keeper = Elsewhere(moves)
+    moves = moves or Moves()
     repeated = {name for names in decoder.whole.values() for name in names}
-    for name in decoder.names:
-        if name not in repeated and hasattr(decoder.layer(name), "keeper"):
-            decoder.layer(name).keeper = Elsewhere(moves, decoder.layer(name))
+    for name in decoder.names if layers is None else layers:
+        if name in decoder.whole:
+            decoder.keepers[name] = Elsewhere(moves, places)
+        elif name not in repeated and hasattr(decoder.layer(name), "keeper"):
+            decoder.layer(name).keeper = Elsewhere(moves, places, decoder.layer(name))
 
 
 class Elsewhere(Keeper):
     """Keeps what one layer leaves for its backward pass, or the inputs of repeated blocks."""
 
-    def __init__(self, moves: Moves, layer: nn.Module | None = None) -> None:
-        self._moves, self._layer = moves, None if layer is None else weakref.ref(layer)
+    def __init__(self, moves: Moves, places: Sequence[Place], layer: nn.Module | None = None) -> None:
+        self._moves, self.places = moves, places
+        self._layer = None if layer is None else weakref.ref(layer)
 
     def pack(self, tensor: Tensor) -> Any:
         layer = self._layer() if self._layer else None
@@ -99,22 +105,21 @@ class _Batch:
 
 
 class Moves:
-    """The copies of one span; its layers share them."""
+    """The copies of one decoder; its layers share them."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.places = places
+    def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._under_way: deque[Parked] = deque()
         self._known: dict[int, tuple[Any, weakref.ref[Parked] | None]] = {}  # by address: a storage that is alive
         self._batch: weakref.ref[_Batch] | None = None
 
-    def parked(self, tensor: Tensor, keeper: Keeper) -> Parked | None:
+    def parked(self, tensor: Tensor, keeper: Elsewhere) -> Parked | None:
         """The storage of a tensor, elsewhere; nothing if it stays. Several views of it travel once."""
         storage = tensor.untyped_storage()
         known = self._known.get(storage_of(tensor))
         if known is not None and not known[0].expired():
             return known[1]() if known[1] else None
-        place = next((place for place in self.places if place.share.takes(storage.nbytes())), None)
+        place = next((place for place in keeper.places if place.share.takes(storage.nbytes())), None)
         found = None if place is None else self._park(tensor, place, keeper)
         self._known = {at: one for at, one in self._known.items() if not one[0].expired()}
         self._known[storage_of(tensor)] = (StorageWeakRef(storage), weakref.ref(found) if found else None)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from meshwright.run.lane import Lane
 from meshwright.run.layout import Interval, Layout
@@ -14,7 +13,7 @@ from meshwright.run.loss import next_tokens
 from meshwright.run.models import Context, Decoder
 from meshwright.run.reduction import Reduction
 from meshwright.run.relayout import Bridge, Holding, relaid
-from meshwright.run.sharding import finish, last_micro_batch
+from meshwright.run.sharding import Sharding, finish, last_micro_batch
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class SpanPart:
     number: tuple[int, int, int]  # pipeline, stage, span
     decoder: Decoder
     lane: Lane
-    zero: int
     layouts: dict[str, Layout]
     holdings: dict[int, Holding]  # of every process of the stage
     enter: tuple[Bridge, Bridge] | None = None  # from the span before in the same stage, and back
+    sharding: Sharding | None = None  # what is gathered before it is used
     reduction: Reduction | None = None  # over replicas that hold everything alike
     early: bool = True  # gradients are summed under the backward pass
 
@@ -79,13 +78,13 @@ class Part(nn.Module):
     def before(self, *, last: bool, split: bool) -> None:
         """Tell it whether the next backward pass is the last of a step, and whether it comes in two halves."""
         for span in self.spans:
-            if isinstance(span.decoder, FSDPModule):
-                last_micro_batch(span.decoder, span.zero, last=last, late=split or not span.early)
+            if span.sharding:
+                last_micro_batch(span.decoder, span.sharding, last=last, late=split or not span.early)
             if span.reduction and last:
                 span.reduction.begin()
 
     def after(self, *, split: bool) -> None:
         """After the last backward pass of a step."""
         for span in self.spans:
-            if isinstance(span.decoder, FSDPModule) and (split or not span.early):
+            if span.sharding and (split or not span.early):
                 finish(span.decoder, gathered=split)

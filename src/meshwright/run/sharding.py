@@ -6,7 +6,7 @@ gradients of every micro-batch; level 1 keeps whole gradients until the last mic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,41 +39,51 @@ class _Unit:
         return self.level > 0 or self.on_host
 
 
+@dataclass(frozen=True)
+class Sharding:
+    """What of a decoder is brought in before it is used."""
+
+    hosted: set[str]  # names of the parameters that live in host memory
+    levels: list[tuple[FSDPModule, int]]  # of ZeRO, of everything that is gathered as one
+
+
 def shard(
     decoder: Decoder,
     lane: Lane,
-    zero: int,
+    zero: Mapping[str, int],
     device: str,
     dtype: torch.dtype,
     *,
     split: bool = False,
     ahead: bool = True,
-    away: float = 0.0,
-) -> set[str]:
+    away: Mapping[str, Evenly] | None = None,
+) -> Sharding:
     """Every layer of a block on its own, its experts over their own replicas; what stands before and after the blocks
     together, where weights may be tied.
 
+    `zero` says the level of every layer; what stands before and after the blocks has the highest of its own.
     Backward passes in two halves (`split`) need parameters that stay gathered from the first forward to the last half.
     `ahead`: a layer's parameters are gathered while the one before computes.
-    So much of the parameters as `away` says lives in host memory, with gradients and states, and comes up for every use:
-    the own shards, or the whole where they have none. Their names are returned.
+    So much of the parameters as `away` says of a layer lives in host memory, with gradients and states, and comes up for
+    every use: the own shards, or the whole where there are none.
     """
-    units = list(_units(decoder, lane, zero, away))
+    units = list(_units(decoder, lane, zero, away or {}))
     hosted = {weight for unit in units if unit.on_host for weight in unit.weights}
     names = {name for name, weight in decoder.named_parameters(remove_duplicate=False) if weight in hosted}
     still = {weight for unit in units if not unit.moves for weight in unit.weights}
-    if zero:
+    if any(zero.values()):
         still = _narrowed(decoder, still, dtype)
     kinds = MixedPrecisionPolicy()
     if dtype != torch.float32:
         # Halves of backward passes leave gradients in the type that is computed in: they are summed as they are.
         kinds = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if split else torch.float32)
+    some = next(unit for unit in units if unit.moves)
     for unit in units:
         if unit.moves or unit.module is decoder:
             fully_shard(
                 unit.module,
-                mesh=_mesh(unit.shards, device),
-                reshard_after_forward=(zero == 3 or unit.on_host) and not split,
+                mesh=_mesh((unit if unit.moves else some).shards, device),
+                reshard_after_forward=(unit.level == 3 or unit.on_host) and not split,
                 ignored_params=still,
                 offload_policy=CPUOffloadPolicy(pin_memory=device != "cpu") if unit.on_host else OffloadPolicy(),
                 mp_policy=kinds,
@@ -90,25 +100,30 @@ def shard(
     blocks = [module for module in map(decoder.layer, decoder.names) if isinstance(module, FSDPModule)]
     for module, following in pairwise(blocks) if ahead else ():
         module.set_modules_to_forward_prefetch([following])
-    return names
+    level = {id(unit.module): unit.level for unit in units}
+    return Sharding(names, [(module, level[id(module)]) for module in sharded(decoder)])
 
 
-def _units(decoder: Decoder, lane: Lane, zero: int, away: float) -> Iterator[_Unit]:
-    blocks = [decoder.layer(name) for name in decoder.names if name.startswith("block.")]
-    experts = [module.experts for module in blocks if isinstance(module, Mixture)]
-    share, seen = Evenly(away), set[Tensor]()
-    for module in (*experts, *blocks, decoder):
+def _units(decoder: Decoder, lane: Lane, zero: Mapping[str, int], away: Mapping[str, Evenly]) -> Iterator[_Unit]:
+    names = [name for name in decoder.names if name.startswith("block.")]
+    ends = [name for name in decoder.names if name not in names]
+    mixtures = [name for name in names if isinstance(decoder.layer(name), Mixture)]
+    modules = [(decoder.layer(name).experts, [name]) for name in mixtures]
+    modules += [(decoder.layer(name), [name]) for name in names] + [(decoder, ends)]
+    seen = set[Tensor]()
+    for i, (module, layers) in enumerate(modules):
         weights = frozenset(module.parameters()) - seen
         seen |= weights
         replicas, shards = lane.replicas, lane.shards
-        if module in experts:
+        if i < len(mixtures):
             replicas, shards = lane.expert_replicas, lane.expert_shards
-        level = zero if replicas.size > 1 else 0
+        level = max((zero[name] for name in layers), default=0) if replicas.size > 1 else 0
         if not level:  # one piece, of which every replica has a copy
             ranks = [[rank] for row in shards.ranks for rank in row]
             shards = Shards(lane.alone, replicas, ranks)
-        on_host = share.takes(sum(weight.numel() for weight in weights))
-        yield _Unit(module, weights, shards, level, on_host)
+        share = next((away[name] for name in layers if name in away), None)
+        size = sum(weight.numel() for weight in weights)
+        yield _Unit(module, weights, shards, level, share is not None and size > 0 and share.takes(size))
 
 
 def _narrowed(decoder: Decoder, weights: set[Tensor], dtype: torch.dtype) -> set[Tensor]:
@@ -136,10 +151,10 @@ def sharded(decoder: Decoder) -> Iterator[FSDPModule]:
     return (module for module in decoder.modules() if isinstance(module, FSDPModule))
 
 
-def last_micro_batch(decoder: Decoder, zero: int, *, last: bool, late: bool = False) -> None:
+def last_micro_batch(decoder: Decoder, sharding: Sharding, *, last: bool, late: bool = False) -> None:
     """Tell the parts whether the next backward pass sums gradients over the replicas; `late`: `finish` does that."""
-    for module in sharded(decoder):
-        module.set_requires_gradient_sync((last or zero > 1) and not late, recurse=False)
+    for module, level in sharding.levels:
+        module.set_requires_gradient_sync((last or level > 1) and not late, recurse=False)
     decoder.set_is_last_backward(last and not late)
 
 

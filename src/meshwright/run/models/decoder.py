@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         # Layers of which the input alone is kept, with those that follow them in a block (`recompute`).
         self.whole: dict[str, tuple[str, ...]] = {}
         self.inside: frozenset[str] = frozenset()
-        self.keeper: Keeper | None = None  # of those inputs
+        self.keepers: dict[str, Keeper] = {}  # of those inputs, by the first layer
 
     def layer(self, name: str) -> Any:
         """The module of a layer."""
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
 
     def _repeated(self, x: Tensor, context: Context, names: Sequence[str]) -> Tensor:
         """A block that is run again from its input, wherever that is kept until then."""
-        keeper, needs = self.keeper, x.requires_grad
+        keeper, needs = self.keepers.get(names[0]), x.requires_grad
         if keeper is None or not torch.is_grad_enabled():
             return checkpoint(self._block, x, context, names, use_reentrant=False)
         kept, given = keeper.pack(x.detach()), [x]
