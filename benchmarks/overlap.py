@@ -31,14 +31,48 @@ CONFIG = {
 }  # fmt: skip
 BATCH, LENGTH = 8, 128
 WIDE = CONFIG | {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 2816}
-CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ("gradients under backward, plain replicas", {"dp": 2, "zero": 0}, {"gradients": False}, {}),
-    ("gradients under backward, ZeRO 1", {"dp": 2, "zero": 1}, {"gradients": False}, {}),
-    ("parameters ahead, ZeRO 3", {"dp": 2, "zero": 3}, {"parameters": False}, {}),
-    ("receives that do not wait, 1F1B", {"pp": 2, "micro_batches": 8}, {"pipeline": False}, {}),
-    ("tensor-parallel sums in 2 chunks", {"tp": 2, "sp": False}, {}, {"tensor_chunks": 2}),
-    ("gathers and scatters in 2 chunks", {"tp": 2, "sp": True}, {}, {"tensor_chunks": 2}),
+
+
+def patchwork(*orders: list[str]) -> dict[str, Any]:
+    """ZeRO 3 whose layers repeat different operators; spans whose axes lie in other orders are not joined."""
+    spans = [{"layers": "embed", "dp": 2, "zero": 3}]
+    for i in range(CONFIG["num_hidden_layers"]):
+        for layer, repeated in (("attention", ["norm"]), ("mlp", [])):
+            order = orders[len(spans) % len(orders)]
+            spans.append({"layers": f"block.{i}.{layer}", "dp": 2, "zero": 3, "order": order, "recompute": repeated})
+    spans.append({"layers": "norm..head", "dp": 2, "zero": 3})
+    stage = {"devices": "0-1", "spans": spans}
+    return {"pipelines": [{"batch": BATCH, "micro_batches": 2, "stages": [stage], "schedule": {"name": "1f1b"}}]}
+
+
+_AXES = ["tp", "ulysses", "ring", "dp"]
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # off, on
+    (
+        "gradients under backward, plain replicas",
+        {"dp": 2, "zero": 0, "overlap": {"gradients": False}},
+        {"dp": 2, "zero": 0},
+    ),
+    ("gradients under backward, ZeRO 1", {"dp": 2, "zero": 1, "overlap": {"gradients": False}}, {"dp": 2, "zero": 1}),
+    ("parameters ahead, ZeRO 3", {"dp": 2, "zero": 3, "overlap": {"parameters": False}}, {"dp": 2, "zero": 3}),
+    ("parameters ahead across joined spans", patchwork(_AXES, _AXES[::-1]), patchwork(_AXES)),
+    (
+        "receives that do not wait, 1F1B",
+        {"pp": 2, "micro_batches": 8, "overlap": {"pipeline": False}},
+        {"pp": 2, "micro_batches": 8},
+    ),
+    (
+        "tensor-parallel sums in 2 chunks",
+        {"tp": 2, "sp": False},
+        {"tp": 2, "sp": False, "overlap": {"tensor_chunks": 2}},
+    ),
+    ("gathers and scatters in 2 chunks", {"tp": 2, "sp": True}, {"tp": 2, "sp": True, "overlap": {"tensor_chunks": 2}}),
 ]
+
+
+def plan_of(table: dict[str, Any], job: mw.Job) -> mw.Plan:
+    if "pipelines" in table:
+        return mw.Plan.of({"format": "meshwright-plan", "version": 1, "job": job.written(), **table}, job)
+    return mw.Plan.of({"micro_batches": 2, **table}, job)
 
 
 def work(rank: int, steps: int, port: int) -> None:
@@ -48,11 +82,10 @@ def work(rank: int, steps: int, port: int) -> None:
     tokens = torch.randint(0, 512, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     if rank == 0:
         print(f"{'mechanism':44}  off ms   on ms   gain")
-    for name, table, off, on in CASES:
-        model = mw.Model.from_config(WIDE if "tp" in table else CONFIG)
+    for name, off, on in CASES:
+        model = mw.Model.from_config(WIDE if "tp" in on else CONFIG)
         job = mw.Job(model, mw.Cluster.preset("2xcpu"), BATCH, seq_len=LENGTH, precision="fp32")
-        plans = [mw.Plan.of({"micro_batches": 2, **table, "overlap": way}, job) for way in (off, on)]
-        parts = [apply(model, plan) for plan in plans]
+        parts = [apply(model, plan_of(table, job)) for table in (off, on)]
         optimizers = [AdamW(part.parameters()) for part in parts]
         seconds: list[list[float]] = [[], []]
         for step in range(steps + 1):

@@ -37,10 +37,11 @@ class Solution:
 
 
 @np.errstate(invalid="ignore")  # inf - inf and 0 * inf, where something is not allowed
-def solve(instance: Instance, limit: float = np.inf) -> Solution | None:
+def solve(instance: Instance, limit: float = np.inf, enough: float = 0.0, effort: float = np.inf) -> Solution | None:
     """The least step there is; None where nothing fits, or nothing is below `limit`.
 
-    The result is within one part in 1e11 of the optimum and depends on nothing but the arguments.
+    The result is within one part in 1e11 of the optimum, or within `enough` of it, and depends on nothing but the
+    arguments. Raises `TooMuch` where more than `effort` paths had to be looked at.
     """
     layers, stages = len(instance.time), instance.stages
     if layers < stages:
@@ -51,7 +52,7 @@ def solve(instance: Instance, limit: float = np.inf) -> Solution | None:
     count, longest = _CLASSES, min(whole, 2 * -(-layers // stages))
     while True:
         parts = Parts(instance, _classes(values, count), longest)
-        paths, cuts = Paths(parts), _Cuts(parts)
+        paths, cuts = Paths(parts, effort), _Cuts(parts)
         best, found = cuts.least(paths.most, limit)
         if longest < whole and fastest + cuts.more * paths.shortest < best:
             longest = min(whole, 2 * longest)
@@ -64,7 +65,7 @@ def solve(instance: Instance, limit: float = np.inf) -> Solution | None:
     for share in _SHARES:
         low = min(cuts.worth(paths.least, best)[1], best)
         while True:
-            worth = cuts.worth(paths.least, low + share * (best - low))[0]
+            worth = cuts.worth(paths.least, min(low + share * (best - low), best * (1 - enough)))[0]
             unsure = (worth > paths.least * (1 + SLACK)) & (paths.least < paths.most)
             if not unsure.any():
                 break

@@ -123,11 +123,15 @@ def _dominated(instance: Instance) -> Array:
     return (no_worse & (~no_worse.transpose(0, 2, 1) | first)).any(axis=2)
 
 
+class TooMuch(Exception):
+    """There are more paths to look at than the caller wants to."""
+
+
 class Paths:
     """Least and most seconds of (kind of stage, group, interval); they meet where an interval is settled."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, parts: Parts, effort: float = np.inf) -> None:
+        self.parts, self.effort = parts, effort  # paths that may be looked at
         self._price()
         shape = (parts.groups, len(parts.memory), parts.nodes)
         self.room_least, room_most = np.zeros(shape), np.zeros(shape)
@@ -232,6 +236,9 @@ class Paths:
             time = labels.time[came, None] + parts.change[labels.group[came]][:, parts.group] + parts.time[room, sort]
             size = labels.size[came, None] + parts.bytes[room, sort]
             moment = np.maximum(labels.moment[came, None], parts.moment[room, sort])
+            self.effort -= time.size
+            if self.effort < 0:
+                raise TooMuch
             row, pick = self._useful(reach, time, size + moment - parts.floor[room, None], room, node)
             time, size, moment = (array[row, pick] for array in (time, size, moment))
             labels = _Labels(room[row], node[row], parts.group[pick], time, size, moment, came[row], pick).unbeaten(

@@ -23,7 +23,7 @@ from meshwright.plan import Pipeline, Plan, Span, Stage, in_flight
 from meshwright.plan.spans import device_text, span_name
 from meshwright.search.build import repeated
 from meshwright.search.chain import solve
-from meshwright.search.chain_paths import Instance
+from meshwright.search.chain_paths import Instance, TooMuch
 from meshwright.search.hull import hull
 from meshwright.search.modes import Mode
 from meshwright.search.prices import prices
@@ -39,6 +39,8 @@ _STARTS = 2
 _MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
 _TRIES = 4
 _MOST_CHOICES = 4000  # that are priced for it
+_ENOUGH = 2e-3  # of a step: the last of what layers could gain takes most of the time to find
+_EFFORT = 5e5  # paths that are looked at, a few tenths of a second; where there are more, layers do not choose
 _WAYS = 6  # choices x modes that a layer may choose from
 Way = tuple[int, int]  # row of the table, mode
 
@@ -113,7 +115,10 @@ def _solved(instance: Instance, solver: str, time_limit: float | None, limit: fl
 
         answer = solve_milp(instance, time_limit)
         return (answer.cuts, answer.strategies) if np.isfinite(answer.value) else None
-    found = solve(instance, limit)
+    try:
+        found = solve(instance, limit, _ENOUGH, _EFFORT)
+    except TooMuch:
+        return None
     return (found.cuts, found.strategies) if found else None
 
 
