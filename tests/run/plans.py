@@ -115,6 +115,14 @@ FULL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"pp": 2, "schedule": "zbv", "virtual": 2, "micro_batches": 4, "dp": 2, "zero": 3, "overlap": _OFF},
         ("llama-deep",),
     ),
+    "spans cut alike, sharded and repeated differently": (
+        {"world": 8, "pipelines": [pipeline(stage(
+            "0-7", span("embed", dp=2, tp=4, sp=True), span("block.0.attention", dp=2, tp=4, sp=True, zero=3),
+            span("block.0.mlp", dp=2, tp=4, sp=True, zero=1, recompute="full"),
+            span("block.1", dp=2, tp=4, sp=True, zero=2, recompute="selective", offload={"optimizer": 0.5}),
+            span("norm..head", dp=2, tp=4, sp=True, zero=0, offload={"parameters": 1.0})))]},
+        ("llama", "gpt2"),
+    ),
     "sums in four chunks": ({"tp": 2, "sp": True, "overlap": {"tensor_chunks": 4}}, ("llama", "deepseek-v3")),
     "sums in two chunks, some repeated": (
         {"dp": 2, "zero": 3, "tp": 2, "sp": True, "recompute": ("norm", "gate", "core"), "overlap": {"tensor_chunks": 2}},

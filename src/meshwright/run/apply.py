@@ -64,6 +64,12 @@ class _How:
     me: int
     alone: Line
 
+    def first(self, key: str, shape: Sequence[int]) -> Tensor:
+        """A parameter's first value: all copies begin with the same numbers, kept in 16 bits or in float32. A router's
+        correction, which is no parameter, always is in float32."""
+        value = self.value(key, shape)
+        return value if key.endswith(".correction") else value.to(self.dtype)
+
 
 def apply(
     model: Model,
@@ -100,7 +106,7 @@ def apply(
         for s, stage in enumerate(pipeline.stages):
             members = tuple(ranks[device] for device in stage.ranks)
             for i, spans in enumerate(_cut_alike(stage.spans)):
-                lane = _lane(how, pipeline, spans[0], members, groups)
+                lane = _lane(how, pipeline, spans, members, groups)
                 held = {
                     rank: Holding.of(spans[0], at, pipeline.samples, plan.job.seq_len)
                     for at, rank in enumerate(members)
@@ -119,11 +125,11 @@ def apply(
     return Parallel(plan, number, every, train, Copies(every, how.device))
 
 
-def _lane(how: _How, pipeline: Pipeline, span: Span, members: tuple[int, ...], groups: Groups) -> Lane:
-    kv_heads = {layer.kv_heads for layer in layers_of(how.model, span.layers)}
-    lane = Lane.of(span, members, groups, kv_heads) if len(members) > 1 else ONE
+def _lane(how: _How, pipeline: Pipeline, spans: Sequence[Span], members: tuple[int, ...], groups: Groups) -> Lane:
+    kv_heads = {layer.kv_heads for span in spans for layer in layers_of(how.model, span.layers)}
+    lane = Lane.of(spans[0], members, groups, kv_heads) if len(members) > 1 else ONE
     # Where backward passes come in halves, sums in chunks would be computed once per half.
-    whole = halved(pipeline) or span.tp == 1
+    whole = halved(pipeline) or spans[0].tp == 1
     return replace(lane, chunks=1 if whole else how.plan.overlap.tensor_chunks, alone=how.alone)
 
 
@@ -181,8 +187,7 @@ def _span(
         split, ahead = halved(pipeline), overlap.parameters
         sharding = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
     hosted = sharding.hosted if sharding else set()
-    # All copies begin with the same numbers, whether they are kept in 16 bits or in float32.
-    _fill(decoder, layouts, how.device, hosted, lambda key, shape: how.value(key, shape).to(how.dtype))
+    _fill(decoder, layouts, how.device, hosted, how.first)
     if pipeline.micro_batches > 1 or how.dtype == torch.float16:
         _add_up_wide(decoder)
     for key, module, kind in decoder.named():
