@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from meshwright.run.optimizers.host import Send, on_host, pinned, visits
+from meshwright.run.optimizers.host import Send, fresh_states, on_host, visits
 from meshwright.run.sharding import local
 
 
@@ -38,11 +38,7 @@ class AdamW(torch.optim.Optimizer):
         """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
         state: dict[str, Tensor] = self.state[weight]
         if not state:
-            own = local(weight.detach())
-            make = pinned if on_host(weight) else torch.empty_like
-            state["first"], state["second"] = (make(own, dtype=self.moments).zero_() for _ in range(2))
-            if own.dtype != torch.float32:
-                state["master"] = make(own, dtype=torch.float32).copy_(own)
+            state.update(fresh_states(weight, ("first", "second"), self.moments))
         return state
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 from meshwright.errors import InputError
 from meshwright.run.optimizers.adam8bit import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
+from meshwright.run.optimizers.host import decaying
 from meshwright.run.optimizers.muon import Muon
 from meshwright.run.optimizers.sgd import SGD
 from meshwright.run.parallel import Parallel
@@ -31,11 +32,7 @@ def optimizer_for(name: str, part: Parallel, lr: float, weight_decay: float) -> 
 def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_decay: float) -> Any:
     """For whatever weights there are. Norms and biases do not decay."""
     weights = [weight for weight in weights if weight.requires_grad]
-    groups = [
-        {"params": [w for w in weights if w.dim() > 1], "weight_decay": weight_decay},
-        {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]] or groups[:1]  # a stage may have nothing that is trained
+    groups = decaying(weights, weight_decay) or [{"params": []}]  # a stage may have nothing that is trained
     if name in ("adamw", "adamw-16bit"):
         return AdamW(groups, lr=lr, moments=torch.float32 if name == "adamw" else torch.bfloat16)
     if name == "adamw-8bit":

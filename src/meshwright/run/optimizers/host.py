@@ -4,7 +4,7 @@ Ren et al., 2021)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,26 @@ def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[
 def on_host(weight: Tensor) -> bool:
     """Whether the states of a weight are to live there."""
     return getattr(weight, "states_on_host", False)
+
+
+def fresh_states(weight: Tensor, names: Sequence[str], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Zeros by name in the shape of a weight's local part, where its states live, and the float32 copy of a 16-bit one."""
+    own = local(weight.detach())
+    make = pinned if on_host(weight) else torch.empty_like
+    found = {name: make(own, dtype=dtype).zero_() for name in names}
+    if own.dtype != torch.float32:
+        found["master"] = make(own, dtype=torch.float32).copy_(own)
+    return found
+
+
+def decaying(weights: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of an optimizer: norms and biases do not decay."""
+    every = list(weights)
+    groups = [
+        {"params": [weight for weight in every if weight.dim() > 1], "weight_decay": weight_decay},
+        {"params": [weight for weight in every if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def visits(weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Send]]:

@@ -25,7 +25,7 @@ from meshwright.run.models.attention import GroupedAttention
 from meshwright.run.models.feed_forward import FeedForward
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.optimizers.adamw import AdamW
-from meshwright.run.optimizers.host import on_host, pinned
+from meshwright.run.optimizers.host import decaying, fresh_states
 from meshwright.run.parallel import Parallel
 from meshwright.run.sharding import local
 
@@ -82,12 +82,7 @@ class Muon:
         self._parts = {piece.key: _parts(own, piece.key) for piece, own in self._own.items()}
         taken = set(map(id, self._matrices))
         rest = [weight for weight in part.parameters() if weight.requires_grad and id(weight) not in taken]
-        groups = [
-            {"params": [w for w in rest if w.dim() > 1], "weight_decay": weight_decay},
-            {"params": [w for w in rest if w.dim() <= 1], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self._rest = AdamW(groups, lr=lr) if groups else None
+        self._rest = AdamW(decaying(rest, weight_decay), lr=lr) if rest else None
         self._group: dict[str, Any] = {"params": self._matrices, "lr": lr, "weight_decay": weight_decay, "step": 0}
         self.param_groups = [self._group, *(self._rest.param_groups if self._rest else [])]
         self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
@@ -103,12 +98,9 @@ class Muon:
         """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
         if self._rest and not any(weight is one for one in self._matrices):
             return self._rest.states(weight)
-        state, own = self.state[weight], local(weight.detach())
+        state = self.state[weight]
         if not state:
-            make = pinned if on_host(weight) else torch.empty_like
-            state["momentum"] = make(own, dtype=torch.float32).zero_()
-            if own.dtype != torch.float32:
-                state["master"] = make(own, dtype=torch.float32).copy_(own)
+            state.update(fresh_states(weight, ("momentum",)))
         return state
 
     @torch.no_grad()

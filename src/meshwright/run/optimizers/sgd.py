@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.run.optimizers.host import on_host, pinned, visits
+from meshwright.run.optimizers.host import fresh_states, on_host, visits
 from meshwright.run.sharding import local
 
 
@@ -28,12 +28,8 @@ class SGD(torch.optim.Optimizer):
     def states(self, weight: Tensor) -> dict[str, Tensor]:
         """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
         state: dict[str, Tensor] = self.state[weight]
-        own = local(weight.detach())
-        make = pinned if on_host(weight) else torch.empty_like
-        if not state and self.defaults["momentum"]:
-            state["momentum"] = make(own, dtype=torch.float32).zero_()
-        if "master" not in state and own.dtype != torch.float32:
-            state["master"] = make(own, dtype=torch.float32).copy_(own)
+        if not state:
+            state.update(fresh_states(weight, ("momentum",) if self.defaults["momentum"] else ()))
         return state
 
     @torch.no_grad()
