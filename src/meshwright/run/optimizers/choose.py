@@ -15,7 +15,6 @@ from meshwright.run.optimizers.host import decaying
 from meshwright.run.optimizers.muon import Muon
 from meshwright.run.optimizers.sgd import SGD
 from meshwright.run.parallel import Parallel
-from meshwright.run.refusals import OPTIMIZERS
 from meshwright.run.sharding import local
 
 
@@ -39,7 +38,9 @@ def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_deca
         return AdamW8bit(groups, lr=lr)
     if name in ("sgd", "sgd-momentum"):
         return SGD(groups, lr=lr, momentum=0.9 if name == "sgd-momentum" else 0.0)
-    raise InputError(f"{name} cannot be run yet", field="job.optimizer", valid=", ".join(OPTIMIZERS))
+    raise InputError(
+        f"{name} is not for weights alone", field="job.optimizer", valid="adamw, adamw-16bit, adamw-8bit, sgd"
+    )
 
 
 def updates_of(optimizer: Any) -> int:
