@@ -130,6 +130,16 @@ def _elsewhere(job: Job) -> list[str]:
     return [f"the plan is for {', '.join(sorted(asked))}; this machine has none: its processors train, and slowly"]
 
 
+_LINES = {  # of events that are not steps
+    "evaluation": "step {step:>6}  evaluation loss {loss:.4f}",
+    "precision": "step {step:>6}  {layer}: {from} -> {to}",
+    "resumed": "resumed at step {step} from {checkpoint}",
+    "changed": "note: {name} was {before}, is {now}",
+    "damaged": "note: {problem}; an older checkpoint is used",
+    "stopped": "stopped at step {step}; --resume goes on where there is an --output",
+}
+
+
 class Screen:
     """A bar on a terminal, lines elsewhere."""
 
@@ -167,18 +177,8 @@ class Screen:
             often = max(self.steps // 20, 1)
             if event["step"] % often == 0 or event["step"] in (1, self.steps) or event.get("skipped"):
                 self._say(f"step {event['step']:>6}  {text}")
-        elif name == "evaluation":
-            self._say(f"step {event['step']:>6}  evaluation loss {event['loss']:.4f}")
-        elif name == "precision":
-            self._say(f"step {event['step']:>6}  {event['layer']}: {event['from']} -> {event['to']}")
-        elif name == "resumed":
-            self._say(f"resumed at step {event['step']} from {event['checkpoint']}")
-        elif name == "changed":
-            self._say(f"note: {event['name']} was {event['before']}, is {event['now']}")
-        elif name == "damaged":
-            self._say(f"note: {event['problem']}; an older checkpoint is used")
-        elif name == "stopped":
-            self._say(f"stopped at step {event['step']}; --resume goes on where there is an --output")
+        elif name in _LINES:
+            self._say(_LINES[name].format(**event))
 
     def _say(self, text: str) -> None:
         """Above the bar, where both are on one terminal."""
