@@ -28,6 +28,7 @@ from meshwright.run.loss import next_tokens
 from meshwright.run.optimizers import step_in_backward
 from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.parallel import Parallel
+from meshwright.run.torch_private import grow_segments
 
 GIB = 2**30
 
@@ -166,7 +167,9 @@ def attempt(name: str, shape: Shape, work: Callable[[], tuple[float, float, floa
     clear()
     try:
         found = work()
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+            raise
         print(f"{name:44} does not fit", flush=True)
         return None
     print(row(name, shape, found), flush=True)
@@ -261,6 +264,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing to measure", file=sys.stderr)
         return
+    grow_segments()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name in chosen.shapes.split(",") if chosen.shapes else []:
         compare(name, [kind for kind in chosen.peer.split(",") if kind])

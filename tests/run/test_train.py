@@ -30,6 +30,12 @@ from tests.run.plans import pipeline, span, stage
 TINY = ["tiny-llama", "--seq", "32", "--batch", "4", "--data", "synthetic"]
 
 
+@pytest.fixture(autouse=True)
+def without_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of the CPU wherever this runs: one accelerator cannot be several of NCCL's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "meshwright", "train", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
@@ -348,3 +354,10 @@ def test_json_tells_evaluations_too(tmp_path: Path) -> None:
 def test_options_that_contradict() -> None:
     with pytest.raises(InputError, match="has its own weights"):
         Training(steps=1, output="x", resume=True, init_from="y").check()
+
+
+def test_more_processes_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(InputError, match=r"runs on 2 devices, this machine shows 1 of CUDA's.*CUDA_VISIBLE_DEVICES="):
+        job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xcpu"), 4, seq_len=32, precision="fp32")
+        mw.train(mw.Plan.of({"dp": 2}, job), steps=1)

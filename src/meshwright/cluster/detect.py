@@ -51,7 +51,8 @@ def detect(limit: int = 0) -> Detected:
             if found:
                 if limit > len(found):
                     problem = f"asked for {limit} devices, {tool} shows {len(found)}"
-                    raise InputError(problem, valid=f"local:1 to local:{len(found)}")
+                    hidden = f"or CUDA_VISIBLE_DEVICES= (empty) for {limit} processes of the CPU"
+                    raise InputError(problem, valid=f"local:1 to local:{len(found)}, {hidden}")
                 return _accelerators(found[: limit or None], path)
             hidden = "CUDA_VISIBLE_DEVICES hides every device" if there else "is its driver in order?"
             silent.append(f"{tool} is installed but shows no device: {hidden}")

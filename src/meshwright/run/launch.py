@@ -80,8 +80,9 @@ def _local(work: Work, tell: Callable[[Event], None]) -> None:
     context.set_forkserver_preload(["meshwright.run.worker"])
     events: Any = context.Queue()
     watched, held = context.Pipe(duplex=False)  # closes when this process ends, however it ends
-    from meshwright.run.worker import work_locally
+    from meshwright.run.worker import enough_devices, work_locally
 
+    enough_devices(work.world)
     processes = [
         context.Process(target=work_locally, args=(work, rank, events, watched), name=f"meshwright-{rank}", daemon=True)
         for rank in range(work.world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "flash_backward",
     "flash_forward",
     "gather_in_background",
+    "grow_segments",
     "packed_attention",
     "scaled_mm",
     "stage_backward",
@@ -67,6 +69,15 @@ class _Same(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         return grads[0], grads[0]
+
+
+def grow_segments() -> None:
+    """CUDA's memory in segments that grow: blocks of many sizes leave no holes. A user's own settings stay.
+
+    Without it a step at 131,072 tokens that needs 67 GiB ends with 10 GiB reserved and free, yet out of 80.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 @cache

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run.launch import TrainingFailed, Work, quiet_exit
 from meshwright.run.loop import Prediction, train
-from meshwright.run.torch_private import default_store
+from meshwright.run.torch_private import default_store, grow_segments
 
 _WAIT = timedelta(seconds=600)  # for a peer; a lost one is noticed at once, a stuck one after this
 Tell = Callable[[dict[str, Any]], None]
@@ -89,6 +89,15 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
     quiet_exit(code)
 
 
+def enough_devices(world: int) -> None:
+    """NCCL has one process per device: fewer would only fail later, and less clearly."""
+    count = torch.cuda.device_count()
+    if 0 < count < world:
+        problem = f"the plan runs on {world} devices, this machine shows {count} of CUDA's"
+        valid = f"a plan for at most {count}, or CUDA_VISIBLE_DEVICES= (empty) to train in processes of the CPU"
+        raise InputError(problem, field="--plan", valid=valid)
+
+
 def _join(device: str) -> None:
     """Objects, and checkpoints, travel from host memory."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
@@ -110,6 +119,7 @@ def _device(local_rank: int) -> str:
     if torch.cuda.is_available():
         device = f"cuda:{local_rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
+        grow_segments()
         return device
     return "cpu"
 
