@@ -358,6 +358,7 @@ def test_options_that_contradict() -> None:
 
 def test_more_processes_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xcpu"), 4, seq_len=32, precision="fp32")
+    two = mw.Plan.of({"dp": 2}, job)
     with pytest.raises(InputError, match=r"runs on 2 devices, this machine shows 1 of CUDA's.*CUDA_VISIBLE_DEVICES="):
-        job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xcpu"), 4, seq_len=32, precision="fp32")
-        mw.train(mw.Plan.of({"dp": 2}, job), steps=1)
+        mw.train(two, steps=1)

@@ -77,7 +77,7 @@ def grow_segments() -> None:
     Without it a step at 131,072 tokens that needs 67 GiB ends with 10 GiB reserved and free, yet out of 80.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 @cache
