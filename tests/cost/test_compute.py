@@ -72,7 +72,7 @@ def test_grouped_products_against_a_b200(experts: int, rows: int, n: int, k: int
 
 def test_more_power_sustains_more() -> None:
     weak, strong = chip(name="h100-500w"), chip(name="h100")
-    assert weak.product / strong.product == pytest.approx((500 / 700) ** DEFAULT.power, rel=1e-6)
+    assert weak.products.rate / strong.products.rate == pytest.approx((500 / 700) ** DEFAULT.power, rel=1e-6)
 
 
 def test_narrow_products_lose() -> None:
@@ -88,11 +88,11 @@ def test_a_launch_is_never_free() -> None:
 
 
 def test_unfit_precisions_fall_back() -> None:
-    assert Chip.of(device("a100"), "fp8", NEMO).product == Chip.of(device("a100"), "bf16", NEMO).product
+    assert Chip.of(device("a100"), "fp8", NEMO).products.rate == Chip.of(device("a100"), "bf16", NEMO).products.rate
     assert peak_flops(device("a100"), "fp8") == 312e12
     assert peak_flops(device("cpu"), "bf16") > 0
 
 
 def test_an_unknown_architecture_gets_what_is_usual() -> None:
     odd = replace(device("h100"), architecture="nobody-knows", watts=0.0)
-    assert Chip.of(odd, "bf16", NEMO).product == pytest.approx(989.4e12 * DEFAULT.architectures[""].products[0])
+    assert Chip.of(odd, "bf16", NEMO).products.rate == pytest.approx(989.4e12 * DEFAULT.architectures[""].products[0])

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from meshwright.cluster.measured import Measured, MeasuredLink
+
 LinkKind = Literal[
     "nvlink", "xgmi", "hccs", "ici", "blink", "package", "pcie", "memory", "infiniband", "roce", "ethernet"
 ]  # fmt: skip
@@ -31,6 +33,7 @@ class Device:
     host_bandwidth: float  # bytes/s to or from host memory, one direction
     architecture: str = ""  # a generation of chips that reach the same part of their peak: hopper, cdna3, ...
     watts: float = 0.0  # power of the board; 0: not known
+    measured: Measured | None = None  # what it does, where somebody has looked
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -46,6 +49,7 @@ class Link:
     span: int = 0  # consecutive devices joined; 0: all
     inside_node: bool = False  # a span is counted inside each node; else through all nodes (NVL72)
     pairs: tuple[tuple[int, int, int], ...] = ()  # cube-mesh: (i, j, bricks)
+    measured: MeasuredLink | None = None  # what collectives reach, where somebody has looked
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def joins(self, a: int, b: int) -> bool:

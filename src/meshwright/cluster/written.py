@@ -10,11 +10,13 @@ from msgspec import UNSET, Meta, UnsetType
 
 from meshwright.cluster import catalogue
 from meshwright.cluster.device import Device, Group, Link, LinkKind, Topology
+from meshwright.cluster.measured import Measured, MeasuredLinkTable, MeasuredTable, measured, measured_link
 from meshwright.errors import InputError, UnknownName, shorten
 from meshwright.tables import Table, convert
 from meshwright.units import GIB, GIGA, MICRO, TERA
 
 MOST_DEVICES = 1_000_000
+_PRECISIONS = {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"}
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 # Every number may name its source, as in the catalogue: 80 or [80, "datasheet"].
@@ -31,6 +33,7 @@ class LinkTable(Table, frozen=True, kw_only=True):
     aggregate_gb_s: Number | UnsetType = UNSET
     span: Annotated[int, Meta(ge=2, le=MOST_DEVICES)] | UnsetType = UNSET
     pairs: list[Annotated[str, Meta(pattern=r"^[0-9]{1,5}-[0-9]{1,5}:[0-9]{1,3}$")]] = []
+    measured: MeasuredLinkTable | None = None
 
 
 class GroupTable(Table, frozen=True, kw_only=True):
@@ -47,6 +50,7 @@ class GroupTable(Table, frozen=True, kw_only=True):
     host_gb_s: Number | UnsetType = UNSET
     host_memory_gib: Number | UnsetType = UNSET
     link: list[LinkTable] = []
+    measured: MeasuredTable | None = None
 
 
 class ClusterTable(Table, frozen=True, kw_only=True):
@@ -135,10 +139,9 @@ def _own_group(row: GroupTable, file: str, field: str, unknown: UnknownName) -> 
 
 
 def _device(row: GroupTable, base: Device) -> Device:
-    known = {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"}
     for name in row.tflops:
-        if name not in known:
-            raise UnknownName("precision in tflops", name, known, see=", ".join(sorted(known)))
+        if name not in _PRECISIONS:
+            raise UnknownName("precision in tflops", name, _PRECISIONS, see=", ".join(sorted(_PRECISIONS)))
     if row.architecture and row.architecture not in catalogue.architectures():
         names = catalogue.architectures()
         raise UnknownName("architecture", row.architecture, names, see=", ".join(names)).at(field="architecture")
@@ -153,7 +156,17 @@ def _device(row: GroupTable, base: Device) -> Device:
         flops=flops,
         host_bandwidth=float(_scaled(row.host_gb_s, GIGA, base.host_bandwidth)),
         sources=base.sources | _own_sources(row),
+        measured=_measured(row.measured) if row.measured else base.measured,
     )
+
+
+def _measured(table: MeasuredTable) -> Measured:
+    for field, names in (("product", table.product), ("attention", table.attention)):
+        for name in names:
+            if name not in _PRECISIONS:
+                valid = ", ".join(sorted(_PRECISIONS))
+                raise UnknownName("precision", name, _PRECISIONS, see=valid).at(field=f"measured.{field}")
+    return measured(table)
 
 
 def _own_sources(row: GroupTable) -> dict[str, str]:
@@ -200,6 +213,7 @@ def _link(table: LinkTable, devices_per_node: int, file: str, field: str) -> Lin
     return Link(
         table.kind, table.topology, bandwidth, float(aggregate), _value(table.latency_us) * MICRO, span,
         inside_node=0 < span <= devices_per_node, pairs=pairs, sources=_link_sources(table),
+        measured=measured_link(table.measured) if table.measured else None,
     )  # fmt: skip
 
 

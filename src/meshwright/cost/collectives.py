@@ -30,6 +30,10 @@ class Tier:
     bandwidth: float  # bytes/s of one device in one direction when all use it, as collectives reach it
     latency: float  # seconds per step
     tree: bool = True  # whether all-reduces may take a tree here: between nodes, not inside one
+    # How much of that rate each kind of collective reaches, where it was measured.
+    reduce: float = 1.0
+    gather: float = 1.0
+    exchange: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,18 @@ class Fabric:
         """From the links of a group of nodes; `between` is a slower link that joins it to others."""
         tiers = []
         for link in (*group.links, *([between] if between else [])):
-            reached = constants.nvlink if link.kind in _INSIDE else constants.network
-            each, last = device_rate(link, group), link.span == 0
+            span = link.span or EVERYTHING
+            if seen := link.measured:
+                parts = (seen.reduce / seen.send, seen.gather / seen.send, seen.exchange / seen.send)
+                tiers.append(Tier(span, seen.send, seen.step, False, *parts))
+                continue
             inside = link.kind in _INSIDE
-            tiers.append(
-                Tier(EVERYTHING if last else link.span, each * reached, link.latency * constants.hop, not inside)
-            )
+            reached = constants.nvlink if inside else constants.network
+            tiers.append(Tier(span, device_rate(link, group) * reached, link.latency * constants.hop, not inside))
         if between:
             tiers[-2] = replace(tiers[-2], span=group.devices)
-        return Fabric(tuple(tiers), constants.collective)
+        starts = [link.measured.start for link in group.links if link.measured]
+        return Fabric(tuple(tiers), max(starts, default=constants.collective))
 
     def steps(self, size: Array, stride: Array | Counts) -> list[tuple[Tier, Array, Array]]:
         """(tier, members joined by the tiers below it, factor by which this tier grows the group)."""
@@ -88,7 +95,7 @@ def gather_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tup
     latency: Array = 0.0
     for tier, below, factor in fabric.steps(size, stride):
         used = factor > 1
-        slowest = np.maximum(slowest, used / (tier.bandwidth * below))
+        slowest = np.maximum(slowest, used / (tier.bandwidth * tier.gather * below))
         latency = latency + used * (factor - 1) * tier.latency
     return (size - 1) / size * slowest, latency + fabric.start
 
@@ -106,7 +113,7 @@ def reduce_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tup
     tree: Array = 0.0
     for tier, below, factor in fabric.steps(size, stride):
         used = factor > 1
-        slowest = np.maximum(slowest, used / (tier.bandwidth * below))
+        slowest = np.maximum(slowest, used / (tier.bandwidth * tier.reduce * below))
         ring = ring + used * 2 * (factor - 1) * tier.latency
         hops = np.ceil(np.log2(np.maximum(factor, 1))) if tier.tree else factor - 1
         tree = tree + used * 2 * hops * tier.latency
@@ -127,7 +134,7 @@ def exchange_seconds(
         part = (factor - 1) * below / size  # of what a device sends, the part that leaves by this tier
         if copies:
             part = part * np.where(below > 1, factor * (1 - (1 - 1 / factor) ** copies) / copies, 1.0)
-        slowest = np.maximum(slowest, part / tier.bandwidth)
+        slowest = np.maximum(slowest, part / (tier.bandwidth * tier.exchange))
         latency = latency + (factor > 1) * tier.latency
     return moved * slowest + latency + fabric.start
 
@@ -148,5 +155,7 @@ def send_seconds(cluster: Cluster, moved: float, a: int, b: int, constants: Cons
     if a == b:
         return 0.0
     link, home = cluster.link(a, b), cluster.groups[cluster.group_index(a)]
+    if seen := link.measured:
+        return moved / seen.send + seen.step
     reached = constants.nvlink if link.kind in _INSIDE else constants.network
     return moved / (device_rate(link, home) * reached) + link.latency * constants.hop

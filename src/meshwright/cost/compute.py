@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.cluster import Device
-from meshwright.cost.constants import DEFAULT, Architecture, Constants
+from meshwright.cluster.measured import Attention, Measured, Products
+from meshwright.cost.constants import DEFAULT, Architecture, Constants, seen_on
 from meshwright.cost.runtime import Runtime
 
 Array = Any  # a number or an array of them
@@ -37,42 +38,68 @@ def peak_flops(device: Device, precision: str) -> float:
 class Chip:
     """One device as a cost model sees it: the rates it sustains."""
 
-    product: float  # FLOP/s of the job's matrix products
-    product_16: float  # FLOP/s of those that stay in 16 bits: language head, router, attention
-    attention: tuple[float, float]  # FLOP/s forward and backward, head size 128, long sequence
+    products: Products  # the job's matrix products
+    products_16: Products  # those that stay in 16 bits: language head, router
+    attention: Attention
     memory: float  # bytes/s of a copy
     norm: float  # bytes/s of a norm
+    update: float  # bytes/s of an optimizer's step
     low: bool  # whether operands are quantised to 8 or 4 bits
-    wants_rows: bool  # whether attention kernels need many rows and keys to reach their rate
     constants: Constants
+
+    @property
+    def product_16(self) -> float:
+        """FLOP/s that large products of 16 bits sustain."""
+        return self.products_16.rate
 
     @staticmethod
     def of(device: Device, precision: str, runtime: Runtime, constants: Constants = DEFAULT) -> Chip:
         """The rates a device sustains in a job's precision under a runtime's kernels."""
-        arch = constants.architecture(device.architecture)
+        constants = seen_on(device, constants)
         slowest = min(device.flops, key=lambda p: device.flops[p])
         best = next((p for p in _RATES[precision] if p in device.flops), slowest)
         bits = {"fp8": 1, "fp4": 2}.get(best, 0)
         high = next((p for p in _RATES["bf16" if bits else precision] if p in device.flops), best)
-        power = _power(device, arch, constants)
-        peak = device.flops[high] * power
-        kernel = {"native": arch.native, "triton": arch.triton}.get(runtime.attention, arch.flash)
-        sixteen = device.flops[high] * min(power * arch.products[0], constants.most)
-        attention = (peak * kernel[0], peak * kernel[1])
-        if high == "fp32":  # vector units: neither the tiles nor the power of matrix units limit them
-            sixteen = device.flops[high] * constants.vector
-            attention = (sixteen, sixteen)
-        product = device.flops[best] * min(power * arch.products[bits], constants.most) if bits else sixteen
+        usual = _usual(device, best, high, runtime, constants)
+        seen = device.measured or Measured()
+        # A kernel that was measured is the best that the machine has; older ones are as the catalogue says.
+        attention = seen.attention.get(high) if runtime.attention == "native" else None
         return Chip(
-            product,
-            sixteen,
-            attention,
-            device.memory_bandwidth * constants.memory,
-            device.memory_bandwidth * constants.norm,
+            seen.products.get(best, usual.products),
+            seen.products.get(high, usual.products_16),
+            attention or usual.attention,
+            seen.memory or usual.memory,
+            seen.norm or usual.norm,
+            seen.update or seen.memory or usual.memory,
             bits > 0,
-            arch.wants_rows,
             constants,
         )
+
+
+def _usual(device: Device, best: str, high: str, runtime: Runtime, constants: Constants) -> Chip:
+    """What chips of the device's architecture sustain of its peak, where nobody has measured."""
+    arch = constants.architecture(device.architecture)
+    bits = {"fp8": 1, "fp4": 2}.get(best, 0)
+    power = _power(device, arch, constants)
+    peak = device.flops[high] * power
+    kernel = {"native": arch.native, "triton": arch.triton}.get(runtime.attention, arch.flash)
+    sixteen = device.flops[high] * min(power * arch.products[0], constants.most)
+    attention = (peak * kernel[0], peak * kernel[1])
+    if high == "fp32":  # vector units: neither the tiles nor the power of matrix units limit them
+        sixteen = device.flops[high] * constants.vector
+        attention = (sixteen, sixteen)
+    product = device.flops[best] * min(power * arch.products[bits], constants.most) if bits else sixteen
+    keys, rows, head = (0.0, 0.0), (0.0, 0.0), 0.0
+    if arch.wants_rows:
+        keys, head = constants.attention_keys, constants.head_size
+        forward, backward = constants.attention_rows
+        rows = (forward * attention[0], backward * attention[0])  # more units want more rows
+    tiles = (constants.product_k, constants.product_n, constants.product_floor)
+    memory, norm = (device.memory_bandwidth * part for part in (constants.memory, constants.norm))
+    return Chip(
+        Products(product, *tiles), Products(sixteen, *tiles), Attention(attention, keys, rows, head),
+        memory, norm, memory, bits > 0, constants,
+    )  # fmt: skip
 
 
 def _power(device: Device, arch: Architecture, constants: Constants) -> float:
@@ -101,14 +128,13 @@ def product_seconds(
     less (a power of 1.5 fits what SimuMax printed for a B200, from 128 to 1024 rows per expert), and a result that is
     added to one in memory, of `added_to` bytes per element, hides nothing.
     """
-    c = chip.constants
-    rate = chip.product if low else chip.product_16
-    flops = 2.0 * groups * (m + c.product_n) * (k + c.product_k) * (n + c.product_n)
-    computing, loading = flops / rate, size * groups * (m * k + k * n + m * n) / chip.memory
+    known = chip.products if low else chip.products_16
+    flops = 2.0 * groups * (m + known.half) * (k + known.half_k) * (n + known.half)
+    computing, loading = flops / known.rate, size * groups * (m * k + k * n + m * n) / chip.memory
     adding = 2.0 * added_to * groups * m * n / chip.memory
     power = np.where(np.asarray(groups) > 1, 1.5, 2.0)
     both = (computing**power + loading**power) ** (1 / power)
-    return both + adding + c.product_floor
+    return both + adding + known.floor
 
 
 def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_dim: float, *, backward: bool) -> Array:
@@ -116,12 +142,12 @@ def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_d
 
     The backward pass does 2.5 times the forward's FLOPs (Dao, 2023). Smaller heads do less per load.
     """
-    c = chip.constants
-    rate = chip.attention[backward]
-    if chip.wants_rows:
-        rate = rate * keys / (keys + c.attention_keys[backward]) * min(1.0, head_dim / 128) ** c.head_size
-        rate = rate * rows / (rows + c.attention_rows[backward] * chip.attention[0])  # more units want more rows
-    return flops * (2.5 if backward else 1.0) / rate + (2 if backward else 1) * c.product_floor
+    known = chip.attention
+    rate = (
+        known.rate[backward] * keys / (keys + known.half_keys[backward]) * min(1.0, head_dim / 128) ** known.head_power
+    )
+    rate = rate * rows / (rows + known.half_rows[backward])
+    return flops * (2.5 if backward else 1.0) / rate + (2 if backward else 1) * chip.products_16.floor
 
 
 def memory_seconds(chip: Chip, moved: Array, *, norm: bool = False) -> Array:

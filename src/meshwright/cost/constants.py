@@ -8,7 +8,9 @@ together on every published run by `benchmarks/accuracy.py --fit`; there is one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from meshwright.cluster import Cluster, Device
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,20 @@ class Constants:
 
 
 DEFAULT = Constants()
+
+
+def seen_on(device: Device, constants: Constants) -> Constants:
+    """The same with what was measured on a device in the place of what is usual."""
+    found = device.measured
+    if found is None:
+        return constants
+    floor = constants.memory_floor if found.kernel is None else found.kernel
+    overlap = 1.0 if found.issues_alone else constants.host_overlap  # then the two times add up
+    return replace(constants, memory_floor=floor, host_overlap=overlap)
+
+
+def seen_in(cluster: Cluster, constants: Constants) -> Constants:
+    """The same for what concerns all devices of a job: the largest that was measured on any."""
+    found = [group.device.measured for group in cluster.groups if group.device.measured]
+    slower = [seen.contention for seen in found if seen.contention is not None]
+    return replace(constants, contention=max(slower)) if slower else constants

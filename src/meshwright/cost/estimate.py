@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.cost.compression import codecs_of
 from meshwright.cost.compute import peak_flops
-from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.constants import DEFAULT, Constants, seen_in
 from meshwright.cost.layer import repeated_ops
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime, runtime
@@ -116,6 +116,7 @@ def estimate(
     """Price a plan, whether a search found it or a person wrote it, as a given framework would run it."""
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     _same_job(job, plan)
+    constants = seen_in(job.cluster, constants)
     codecs = codecs_of(job, plan, framework)
     pipelines = tuple(pipeline_time(job, pipeline, framework, constants, codecs) for pipeline in plan.pipelines)
     seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from meshwright.cluster import Device
+from meshwright.cluster.measured import Measured
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
 from meshwright.cost.ways import Ways
@@ -161,14 +163,22 @@ def _device_memory(
     activations, on_host = max(mix.activations for mix in mixes), max(mix.host for mix in mixes)
     home, stage = job.cluster.groups[where], pipeline.stages[mine[0]]
     loose = activations + working + communication
+    reserved, context = overheads(home.device, runtime)
     return StageMemory(
         devices=stage.devices, capacity=home.device.memory, parameters=round(states.parameters),
         gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(activations),
         swapped_in=round(_parked_here(job, pipeline, set(mine), groups, runtime)), working=round(working),
-        communication=round(communication), fragmentation=round(runtime.fragmentation * loose),
-        context=0 if home.device.architecture == "cpu" else round(runtime.context),
+        communication=round(communication), fragmentation=round(reserved * loose), context=round(context),
         host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
+
+
+def overheads(device: Device, runtime: Runtime) -> tuple[float, float]:
+    """What the allocator reserves beyond each byte of activations and temporaries, and the bytes of a process."""
+    seen = device.measured or Measured()
+    reserved = runtime.fragmentation if seen.fragmentation is None else seen.fragmentation
+    context = runtime.context if seen.context is None else seen.context
+    return reserved, 0.0 if device.architecture == "cpu" else context
 
 
 def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, int]]:

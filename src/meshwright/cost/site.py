@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.cluster import Cluster, Link
+from meshwright.cluster.measured import Measured
 from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.compute import Chip
-from meshwright.cost.constants import Constants
+from meshwright.cost.constants import Constants, seen_on
 from meshwright.cost.layer import Placement
 from meshwright.cost.placement import counts, placement, replicas
 from meshwright.cost.runtime import Runtime
@@ -37,9 +38,12 @@ class Site:
         home = job.cluster.groups[where]
         touched = sorted({job.cluster.group_index(rank) for rank in (min(ranks), max(ranks))})
         fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)
+        seen = home.device.measured or Measured()
         chip = Chip.of(home.device, job.precision, runtime, constants)
-        host = max(home.device.host_bandwidth, 1e9) * constants.host_copy
-        update = constants.host_memory / home.devices_per_node
+        host = seen.host or max(home.device.host_bandwidth, 1e9) * constants.host_copy
+        update = seen.host_update or constants.host_memory / home.devices_per_node
+        runtime = runtime if seen.launch is None else replace(runtime, host_seconds=seen.launch)
+        constants = seen_on(home.device, constants)
         return Site(job.cluster, ranks, chip, fabric, runtime, constants, job.precision, host, update)
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:

@@ -147,7 +147,7 @@ def update_seconds(job: Job, layers: Sequence[Layer], ways: Ways, site: Site) ->
     for held in parameter_groups(layers, ways):
         mine = held.trained / np.where(sharded, held.replicas.shards, 1)
         moved = mine * site.runtime.optimizer_bytes * scale
-        seconds = seconds + (1 - away) * moved / site.chip.memory
+        seconds = seconds + (1 - away) * moved / site.chip.update
         # Gradients go to the host, parameters come back; processors update what lies between.
         seconds = seconds + away * (moved / site.host_update + mine * (4 + site.parameter_bytes) / site.host)
     return seconds

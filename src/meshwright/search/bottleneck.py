@@ -150,7 +150,7 @@ def small_products(found: Estimate) -> float:
                 for layer, count in alike(layers_of(job.model, span.layers)):
                     taken = operator_seconds(layer, cut, chip, found.runtime)
                     for op in (op for op in layer.ops if op.kind == "matmul" and op.cut != "expert"):
-                        ideal = float(op.forward_flops(cut, layer.length(job.seq_len))) / chip.product
+                        ideal = float(op.forward_flops(cut, layer.length(job.seq_len))) / chip.products.rate
                         part = pipeline.micro_batches / groups_of(pipeline) / len(found.plan.pipelines)
                         lost += 3 * count * max(taken[op.name] - ideal, 0.0) * part
     return lost

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.cost.constants import DEFAULT
+from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
@@ -32,13 +32,13 @@ class Quick:
 def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick | None:
     """The best plan found in so many seconds under some limits; nothing if none was found."""
     deadline, whole = time.monotonic() + seconds, job
-    job = with_less_memory(job, limits.headroom)
+    job, constants = with_less_memory(job, limits.headroom), seen_in(job.cluster, DEFAULT)
     if len(job.cluster.groups) > 1:
-        mixed = MixedSearch(job, runtime, limits, DEFAULT, deadline)
+        mixed = MixedSearch(job, runtime, limits, constants, deadline)
         mixed.run()
         plan, proven = (mixed.best[0][1] if mixed.best else None), mixed.finished
     else:
-        search = Search(job, runtime, limits, DEFAULT, deadline)
+        search = Search(job, runtime, limits, constants, deadline)
         search.run()
         proven = time.monotonic() <= deadline and search.bound >= search.limit * (1 - 1e-12)
         plan = refined(search) or (plan_of(job, search.best[0], search.modes) if search.best else None)

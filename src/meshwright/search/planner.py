@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
 from meshwright.cluster import Cluster
-from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.constants import DEFAULT, Constants, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError, UnknownName
@@ -74,7 +74,7 @@ def plan(
     if not isinstance(runtime_name, str | Runtime):
         raise InputError(f"is {runtime_name!r}", field="runtime", valid="the name of a runtime")
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
-    limits = Limits.of(fix, forbid, headroom)
+    limits, constants = Limits.of(fix, forbid, headroom), seen_in(job.cluster, constants)
     _checked(job, limits, time_limit, solver)
     # Products of small matrices: a second thread of the library spends its time waiting.
     with threadpool_limits(1, user_api="blas"):

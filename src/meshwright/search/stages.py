@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.memory import overheads
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job
 from meshwright.search.modes import Mode
@@ -36,10 +37,10 @@ class Room:
     @staticmethod
     def of(job: Job, runtime: Runtime) -> Room:
         group = job.cluster.groups[0]
-        context = 0.0 if group.device.architecture == "cpu" else runtime.context
+        reserved, context = overheads(group.device, runtime)
         host = group.host_memory // group.devices_per_node
         # An estimate rounds every part to whole bytes: leave room for that.
-        return Room(float(group.device.memory) - 5, float(host) - 2, context, 1 + runtime.fragmentation)
+        return Room(float(group.device.memory) - 5, float(host) - 2, context, 1 + reserved)
 
 
 @dataclass(frozen=True)
