@@ -34,9 +34,27 @@ def test_zero_levels(zero: int, parameters: float, gradients: float, optimizer: 
 
 def test_fsdp_keeps_one_copy_of_sharded_parameters() -> None:
     """Float32 shards are the master copy and are cast as they are gathered: 4 + 4 + 8 bytes instead of 2 + 4 + 12."""
-    table = {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 64, "seq_len": 2048, "zero": 3}
+    table = {"model": "llama-7b", "cluster": "8x8xh100", "global_batch": 128, "seq_len": 2048, "zero": 3}
     (found,) = plan_memory(Plan.of(table), runtime=runtime("fsdp"))
     assert (found.parameters, found.gradients, found.optimizer) == (4 * P // 64, 4 * P // 64, 8 * P // 64)
+
+
+def test_gradients_of_one_micro_batch_take_the_place_of_activations() -> None:
+    """The backward pass frees a layer's activations as it makes its gradients; those of a second one find them there."""
+    table = {"model": "llama-7b", "cluster": "1xh200", "seq_len": 16384, "zero": 0}
+    once, twice = (plan_memory(Plan.of({**table, "global_batch": batch}))[0] for batch in (1, 2))
+    assert twice.gradients == 4 * P
+    vocabulary = (
+        2 * 32000 * 4096
+    )  # bytes; blocks keep more than their gradients need, the embedding and the head nothing
+    assert once.gradients == 2 * vocabulary
+    full = plan_memory(Plan.of({**table, "global_batch": 1, "recompute": "full"}))[0]
+    assert full.gradients + full.activations == pytest.approx(2 * P, rel=0.02)  # where little is kept, gradients decide
+
+
+def test_megatron_has_room_for_all_gradients_from_the_start() -> None:
+    (found,) = memory(zero=0)
+    assert found.gradients == 4 * P
 
 
 def test_hybrid_groups_shard_less() -> None:
@@ -147,7 +165,7 @@ def test_a_mixed_stage_is_as_large_as_its_smallest_device() -> None:
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
-    found = plan_memory(Plan.of({"model": "llama3-70b", "cluster": "8xh100", "global_batch": 8, "seq_len": 8192}))
+    found = plan_memory(Plan.of({"model": "llama3-70b", "cluster": "8xh100", "global_batch": 16, "seq_len": 8192}))
     with pytest.raises(DoesNotFit) as caught:
         fits(found)
     assert caught.value.short_by_bytes == found[0].total - found[0].capacity > 0
@@ -319,15 +337,17 @@ def test_swap_with_uneven_shares_conserves_bytes() -> None:
 
 @pytest.mark.parametrize(("seq_len", "chunk"), [(2048, 2048), (8192, 4096), (131072, 16384)])
 def test_a_loss_in_chunks_needs_the_logits_of_one(seq_len: int, chunk: int) -> None:
-    """16-bit logits of a chunk of tokens and the gradient of the head's weight: nothing of the logits is kept."""
+    """16-bit logits of a chunk of tokens, or later the float32 copy of the gradient of the head's weight, beside that
+    gradient; of one micro-batch it is the gradient that stays. Nothing of the logits is kept."""
     table = {"model": "llama3-8b", "cluster": "1xh200", "global_batch": 1, "seq_len": seq_len}
     full = Plan.of({**table, "recompute": "full"}).to_table()
     spans = full["pipelines"][0]["stages"][0]["spans"]
     full["pipelines"][0]["stages"][0]["spans"] = [{**spans[0], "layers": "embed..norm"}, {**spans[0], "layers": "head"}]
     job = Plan.of(full).resolve()
     head = Plan.of(full).pipelines[0].stages[0].spans[1]
-    found = transient(job, head, 1, runtime("meshwright")).working
-    assert found == 2 * chunk * 128256 + 2 * 128256 * 4096
+    ours, weight, logits = runtime("meshwright"), 128256 * 4096, 2 * chunk * 128256
+    assert transient(job, head, 1, ours).working == max(logits, 4 * weight) + 2 * weight
+    assert transient(job, head, 1, ours, once=True).working == logits
     assert head.cut(1, seq_len, "bf16").whole_logits  # what a loss that is not in chunks keeps:
     kept = job.model.layer("head").kept_bytes(head.cut(1, seq_len, "bf16"))
     assert kept == 4 * seq_len * 128256

@@ -133,7 +133,10 @@ def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozen
     """Operators that the backward pass repeats; frameworks repeat blocks, not what stands before and after them."""
     if recompute == "full" and not layer.block:
         return frozenset()
-    return layer.recomputed_ops(recompute, fused_attention=runtime.fused_attention)
+    names = layer.recomputed_ops(recompute, fused_attention=runtime.fused_attention)
+    if recompute == "full" and runtime.stops_early and [op.name for op in layer.ops[-2:]] == ["down", "residual"]:
+        names -= {"down"}  # no backward pass asks for what a block's last product made
+    return names
 
 
 def _settled(t: Transfer, chip: Chip, repeats: Array) -> Transfer:

@@ -9,6 +9,7 @@ not fit into each other's places; every process takes `Runtime.context` beside i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,7 @@ def _device_memory(
     job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int, runtime: Runtime
 ) -> StageMemory:
     """All stages of one device group on one of its devices: states, and activations of what is in flight."""
-    mine = stages_of(pipeline, group)
+    mine, home = stages_of(pipeline, group), job.cluster.groups[where]
     held = names_held(job, pipeline, mine)
     copies = _copies(job, pipeline, mine, held)
 
@@ -149,10 +150,10 @@ def _device_memory(
 
     spans = [span for s in mine for span in pipeline.stages[s].spans]
     cuts = [cut_of(span, share(span), job, runtime) for span in spans]
-    states, moment = Bytes(), Transient()
+    states, moment, once = Bytes(), Transient(), pipeline.micro_batches == 1
     for span, number in _alike(job, spans, copies):
-        states += _states(job, span, copies, runtime) * number
-        moment = moment.fuller(transient(job, span, share(span), runtime))
+        states += _states(job, span, copies, share(span), once, home.device, runtime) * number
+        moment = moment.fuller(transient(job, span, share(span), runtime, once=once))
     working = moment.working + weight_gradient_buffers(job, spans, cuts, runtime)
     communication = moment.communication + _receive_buffers(job, pipeline, mine, runtime)
     each = [_activations(job, pipeline, s, held, share, runtime) for s in mine]
@@ -161,7 +162,7 @@ def _device_memory(
         for mix in in_flight(pipeline.schedule, groups, pipeline.micro_batches, group)
     ]
     activations, on_host = max(mix.activations for mix in mixes), max(mix.host for mix in mixes)
-    home, stage = job.cluster.groups[where], pipeline.stages[mine[0]]
+    stage = pipeline.stages[mine[0]]
     loose = activations + working + communication
     reserved, context = overheads(home.device, runtime)
     return StageMemory(
@@ -211,19 +212,33 @@ def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Run
     return total * pipeline.micro_batches
 
 
-def _states(job: Job, span: Span, copies: set[str], runtime: Runtime) -> Bytes:
+def _states(
+    job: Job, span: Span, copies: set[str], samples: int, once: bool, device: Device, runtime: Runtime
+) -> Bytes:
     """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
-    ways = Ways.anywhere(span, 1, job, runtime)
+    ways = Ways.anywhere(span, samples, job, runtime)
     layers = layers_of(job.model, span.layers)
     bring = [layer for layer in layers if layer.name in copies]
-    total = state_bytes(job, alike(layer for layer in layers if layer.name not in copies), ways, runtime)
-    return total + state_bytes(job, [(layer, 1) for layer in bring], ways, runtime, with_tied=True)
+    own = alike(layer for layer in layers if layer.name not in copies)
+    total = state_bytes(job, own, ways, runtime, once=once)
+    if once and runtime.gradients_grow:
+        place = sum(number * taken_over(job, layer, span, ways, device, runtime) for layer, number in own)
+        total = dataclasses.replace(total, gradients=total.gradients - place)
+    return total + state_bytes(job, [(layer, 1) for layer in bring], ways, runtime, with_tied=True, once=once)
+
+
+def taken_over(job: Job, layer: Layer, span: Span, ways: Ways, device: Device, runtime: Runtime) -> float:
+    """Bytes of a layer's gradients that lie where its activations were, which the same backward pass frees."""
+    gradients = float(state_bytes(job, [(layer, 1)], ways, runtime, once=True).gradients)
+    kept = float(layer.kept_bytes(ways.cut, span.recompute) * ways.here)
+    return float(min(gradients, (1 + overheads(device, runtime)[0]) * kept))
 
 
 def state_bytes(
-    job: Job, layers: Iterable[tuple[Layer, int]], ways: Ways, runtime: Runtime, *, with_tied: bool = False
-) -> Bytes:
-    """States of so many layers of each sort on one device."""
+    job: Job, layers: Iterable[tuple[Layer, int]], ways: Ways, runtime: Runtime, *, with_tied: bool = False,
+    once: Array = False,
+) -> Bytes:  # fmt: skip
+    """States of so many layers of each sort on one device; `once`: a step is one micro-batch."""
     p, extra, cut = precision(job.precision), OPTIMIZERS[job.optimizer], ways.cut
     dense: Array = 0
     experts: Array = 0
@@ -238,9 +253,12 @@ def state_bytes(
         shards = replicas.shards
         one_copy = (zero == 3) & (np.asarray(shards) > 1) & (runtime.one_copy_of_parameters and p.master > 0)
         size = np.where(one_copy, p.master, p.parameter)
-        master = np.where(one_copy | (not runtime.master_copy), 0.0, p.master)
+        bare = not runtime.master_copy or job.optimizer in runtime.without_master
+        master = np.where(one_copy | bare, 0.0, p.master)
         parameters = count * size / np.where(zero >= 3, shards, 1)
-        gradients = (count - still) * min(p.gradient, runtime.accumulate_bytes) / np.where(zero >= 2, shards, 1)
+        narrow = np.asarray(once) & (np.asarray(shards) == 1) & runtime.narrow_gradients
+        wide = np.where(narrow, p.parameter, min(p.gradient, runtime.accumulate_bytes))
+        gradients = (count - still) * wide / np.where(zero >= 2, shards, 1)
         states = master + extra + runtime.optimizer_temporary
         optimizer = (count - still) * states / np.where(zero >= 1, shards, 1)
         away = parameters * ways.offload_parameters + optimizer * ways.offload_optimizer

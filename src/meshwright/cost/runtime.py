@@ -51,10 +51,15 @@ class Runtime:
     # Sharded parameters are their own float32 master copy, cast on their way (FSDP); else both are kept.
     one_copy_of_parameters: bool = False
     master_copy: bool = True  # 16-bit parameters have a float32 copy that the optimizer updates
+    without_master: tuple[str, ...] = ()  # optimizers that update 16-bit parameters themselves, rounded at random
+    # Gradients are made as the backward pass goes, in the place of the activations it frees; else they are always there.
+    gradients_grow: bool = False
+    narrow_gradients: bool = False  # those of one micro-batch are of their weight's type where they are not sharded
     receive_buffers: bool = False  # a pipeline stage holds one for every micro-batch, forward and backward (PyTorch)
     # The end of a step
     optimizer_bytes: float = 34.0  # moved per parameter: read and write two moments and the master copy, read gradient
     # Memory
+    stops_early: bool = False  # a block is repeated up to the last tensor that its backward pass needs
     loss_memory: float = 8.0  # bytes per logit at the peak of the loss: 16-bit logits, float32 copy, gradient
     loss_in_chunks: bool = False  # of tokens, gradients in the place of logits: these never exist whole
     weight_gradient_buffers: bool = False  # a buffer per shape of weight beside the gradients that are added up
@@ -123,6 +128,7 @@ _FSDP = Runtime(
     loss_bytes=45.0,
     loss_memory=16.0,
     one_copy_of_parameters=True,
+    gradients_grow=True,
     receive_buffers=True,
     fragmentation=0.08,
     kernels=1.3,
@@ -149,6 +155,9 @@ RUNTIMES = {
             attention="native",
             loss_bytes=18.0,
             loss_in_chunks=True,
+            without_master=("adamw-8bit",),
+            narrow_gradients=True,
+            stops_early=True,
             step_seconds=2e-3,
         ),
         _MEGATRON,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.cluster import Cluster, Link
+from meshwright.cluster import Cluster, Device, Link
 from meshwright.cluster.measured import Measured
 from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.compute import Chip
@@ -23,6 +23,7 @@ class Site:
 
     cluster: Cluster
     ranks: tuple[int, ...]
+    device: Device
     chip: Chip
     fabric: Fabric
     runtime: Runtime
@@ -44,7 +45,7 @@ class Site:
         update = seen.host_update or constants.host_memory / home.devices_per_node
         runtime = runtime if seen.launch is None else replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
-        return Site(job.cluster, ranks, chip, fabric, runtime, constants, job.precision, host, update)
+        return Site(job.cluster, ranks, home.device, chip, fabric, runtime, constants, job.precision, host, update)
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:
         """Members of each axis of a span, of its replicas, and of its experts' replicas, by what joins them."""

@@ -37,8 +37,8 @@ class Transient:
         return self if self.total >= other.total else other
 
 
-def transient(job: Job, span: Span, samples: int, runtime: Runtime) -> Transient:
-    """The fullest moment of a span: the block whose backward pass needs most."""
+def transient(job: Job, span: Span, samples: int, runtime: Runtime, *, once: bool = False) -> Transient:
+    """The fullest moment of a span: the block whose backward pass needs most. `once`: a step is one micro-batch."""
     most, seen = Transient(), set()
     ways = Ways.anywhere(span, samples, job, runtime)
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
@@ -47,23 +47,24 @@ def transient(job: Job, span: Span, samples: int, runtime: Runtime) -> Transient
         if sort in seen:
             continue
         seen.add(sort)
-        most = most.fuller(moment(block, ways, span.recompute, runtime))
+        most = most.fuller(moment(block, ways, span.recompute, runtime, once=once))
     return most
 
 
-def moment(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime) -> Transient:
+def moment(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime, *, once: Array = False) -> Transient:
     """The fullest moment of one block, or of a part of it."""
     cut = ways.cut
     again = sum(layer.kept_bytes(cut, "none") - ways.here * layer.kept_bytes(cut, recompute) for layer in block)
-    return Transient(np.maximum(again, 0.0) + gradient_bytes(block, cut, runtime), gathered_bytes(block, ways))
+    working = np.maximum(again, 0.0) + gradient_bytes(block, cut, runtime, once=once)
+    return Transient(working, gathered_bytes(block, ways))
 
 
-def gradient_bytes(block: list[Layer], cut: Slice, runtime: Runtime) -> Array:
+def gradient_bytes(block: list[Layer], cut: Slice, runtime: Runtime, *, once: Array = False) -> Array:
     """Gradients of the widest product of a block, beside the activations that were dropped and come back."""
-    return reduce(np.maximum, (_gradients(layer, cut, runtime) for layer in block))
+    return reduce(np.maximum, (_gradients(layer, cut, runtime, once) for layer in block))
 
 
-def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
+def _gradients(layer: Layer, cut: Slice, runtime: Runtime, once: Array) -> Array:
     """Gradients of the output and the input of a layer's widest product; of a head, what the loss makes of the logits."""
     size, length = precision(cut.precision).activation, layer.length(cut.seq_len)
     if layer.kind == "head":
@@ -71,7 +72,7 @@ def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
         if runtime.loss_in_chunks:  # logits of a chunk, and the weight's gradient before it is added to others
             rows = cut.tokens("whole", length)
             some = np.minimum(rows, loss_chunk(rows)) * logits / cut.tp
-            return size * some + precision(cut.precision).parameter * layer.parameters_on(cut, with_tied=True)
+            return _beside_logits(size * some, layer, cut, runtime, once)
         # The model counts four bytes of every logit among the activations.
         return max(runtime.loss_memory - 4.0, 0.0) * logits * cut.tokens("tensor", length)
     widest: Array = 0.0
@@ -79,8 +80,19 @@ def _gradients(layer: Layer, cut: Slice, runtime: Runtime) -> Array:
         if op.kind == "matmul":
             rows = cut.tokens("whole" if op.cut in {"column", "row"} else op.scope, length) * op.rows
             n, k = (op.n / cut.tp, op.k) if op.cut == "column" else (op.n, op.k / cut.tp if op.cut == "row" else op.k)
-            widest = np.maximum(widest, size * rows * (n + k))
+            # A gate and what it lets through get theirs together, when the gradient of their product is still there.
+            gated = 2 * k if op.name == "down" and "gate" in layer.op_names else 0.0
+            widest = np.maximum(widest, size * rows * np.maximum(n + k, gated))
     return widest
+
+
+def _beside_logits(logits: Array, layer: Layer, cut: Slice, runtime: Runtime, once: Array) -> Array:
+    """Logits of a chunk, and the weight's gradient: the sum of one micro-batch, in the type of the weight. It becomes the
+    gradient itself, or is cast and added to the others', when the logits are gone."""
+    p, weights = precision(cut.precision), layer.parameters_on(cut, with_tied=True)
+    own = np.where(np.asarray(once) & runtime.narrow_gradients, 0.0, p.parameter * weights)
+    cast = np.where(np.asarray(once) | (not runtime.narrow_gradients), 0.0, p.gradient * weights)
+    return np.maximum(logits, cast) + own
 
 
 def gathered_bytes(block: list[Layer], ways: Ways) -> Array:

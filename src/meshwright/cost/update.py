@@ -140,7 +140,9 @@ def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) ->
 def update_seconds(job: Job, layers: Sequence[Layer], ways: Ways, site: Site) -> Array:
     """The states of some layers on one device; offloaded ones are updated by the host's processors."""
     seconds: Array = 0.0
-    scale = (precision(job.precision).master + OPTIMIZERS[job.optimizer] + 4.0) / 16.0  # 16: AdamW in mixed precision
+    bare = job.optimizer in site.runtime.without_master
+    master = precision(job.precision).master * (not bare)
+    scale = (master + OPTIMIZERS[job.optimizer] + 4.0) / 16.0  # 16: AdamW in mixed precision
     sharded, away = np.asarray(ways.zero) > 0, ways.offload_optimizer
     if job.optimizer == "muon":
         seconds = seconds + _orthogonalise(layers, ways.cut, 1 / np.where(sharded, ways.dense.shards, 1), site)

@@ -54,6 +54,7 @@ class _LinearLoss(torch.autograd.Function):
                 torch.mm(gradients, weight, out=dx[some])
             if for_weight:
                 dw = gradients.t() @ flat[some] if dw is None else dw.addmm_(gradients.t(), flat[some])
+            del logits, gradients  # before the next chunk's exist
         ctx.shape, ctx.found, ctx.again, ctx.scaled = hidden.shape, (dx, dw), again, False
         return total
 

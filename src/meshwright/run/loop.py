@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
-from meshwright.run.apply import apply
+from meshwright.run.apply import Values, apply
 from meshwright.run.checkpoint import Checkpoints, Found, latest
 from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
@@ -80,7 +80,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
 
     data = _data(job, run, "train")
     held = _data(job, run, "evaluation") if run.evaluate_every else None
-    loop = _loop(job, plan, run, device)
+    loop = begin(job, plan, run, device)
     checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
     start = _resume(loop, checkpoints, say) if run.resume and checkpoints else 0
     say(
@@ -97,7 +97,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
             begun = time.perf_counter()
             if loop.dynamic:
                 loop.dynamic.before(step)
-            facts = _step(loop, batches, step, stop=asked())
+            facts = advance(loop, batches, step, stop=asked())
             seconds = time.perf_counter() - begun
             stopped = facts.pop("stop")
             say("step", step=step + 1, **facts, **_speed(job, prediction, seconds, device))
@@ -127,10 +127,11 @@ def _data(job: Job, run: Training, split: Any) -> Source:
     )  # fmt: skip
 
 
-def _loop(job: Job, plan: Plan, run: Training, device: str) -> Loop:
+def begin(job: Job, plan: Plan, run: Training, device: str, values: Values | None = None) -> Loop:
+    """The model in its first state, or with the given `values`, and all that a step needs."""
     dtype = DTYPES[job.precision]
     torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
-    values = values_from(job.model, run.init_from, run.seed) if run.init_from else None
+    values = values_from(job.model, run.init_from, run.seed) if run.init_from else values
     part = apply(job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora)
     optimizer = optimizer_for(job.optimizer, part, run.lr, run.weight_decay)
     loop = Loop(job, run, part, optimizer, LossScale.of(dtype), Guard())
@@ -141,7 +142,7 @@ def _loop(job: Job, plan: Plan, run: Training, device: str) -> Loop:
     return loop
 
 
-def _step(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool) -> dict[str, Any]:
+def advance(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool) -> dict[str, Any]:
     """Forward, backward, clip, update."""
     rate = loop.run.rate_at(step)
     for group in loop.optimizer.param_groups:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layer import layer_times
-from meshwright.cost.memory import state_bytes
+from meshwright.cost.memory import Bytes, overheads, state_bytes
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
@@ -258,6 +258,8 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
         out[name] = np.zeros(shape[1:])
     out["once"] = np.zeros((2, *shape[1:]))
     away = np.array([mode.offload for mode in modes])
+    once = choices.micro_batch == job.global_batch
+    grown: dict[int, Array] = {}  # bytes of gradients that take the place of activations
     whole: dict[int, Array] = {}
     for i, layer in enumerate(chain.sorts):
         kept = _kept(layer, ways, modes)
@@ -265,9 +267,10 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
         found = _passes(layer, ways, modes, kept, site)
         out["forward"][:, i], out["backward"][:, i], out["weight"][i] = found
         out["kept"][:, i], out["parked"][:, i] = kept * (1 - away[:, None]), kept * away[:, None]
-        states = state_bytes(job, [(layer, 1)], ways, site.runtime)
+        states = state_bytes(job, [(layer, 1)], ways, site.runtime, once=once)
+        grown[i] = once * states.gradients if site.runtime.gradients_grow else 0.0
         out["states"][i] = states.states
-        kept_here = state_bytes(job, [(layer, 1)], here, site.runtime) if moves else states
+        kept_here = state_bytes(job, [(layer, 1)], here, site.runtime, once=once) if moves else states
         out["host"][i], out["movable"][i] = kept_here.host, kept_here.states - states.states
         end = settled([layer], ways, site)
         out["reduce"][i], out["gather"][i] = end.reduce, end.gather
@@ -280,17 +283,25 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     if site.runtime.weight_gradient_buffers:
         shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, ways.cut)}
         out["buffers"] = out["buffers"] + sum(shapes.values())
-    out["moment"] = _moments(chain, ways, out, whole, site)
-    out["copies"] = _copies(job, chain, ways, here, site)
+    out["moment"] = _moments(chain, ways, out, whole, site, once)
+    out["copies"] = _copies(job, chain, ways, here, site, once)
+    for i, bytes_ in grown.items():
+        # A byte that is kept counts with what the allocator reserves beside it; one of a gradient does not.
+        out["states"][i] -= bytes_
+        out["kept"][:, i] = np.maximum(out["kept"][:, i], bytes_ / (1 + overheads(site.device, site.runtime)[0]))
     return Prices(choices=choices, **out)
 
 
-def _copies(job: Job, chain: Chain, ways: Ways, here: Ways, site: Site) -> Array:
+def _copies(job: Job, chain: Chain, ways: Ways, here: Ways, site: Site, once: Array) -> Array:
     """What a group holds of weights that a layer shares with one elsewhere; `here`: no optimizer states on the host."""
+
+    def held(layer: Layer, how: Ways, *, tied: bool) -> Bytes:
+        return state_bytes(job, [(layer, 1)], how, site.runtime, with_tied=tied, once=once)
+
     found = np.zeros((4, len(chain.tied), len(ways.zero)))
     for i, layer in enumerate(chain.sorts[sort] for sort in chain.tied):
-        more, less = (state_bytes(job, [(layer, 1)], ways, site.runtime, with_tied=tied) for tied in (True, False))
-        all_, own = (state_bytes(job, [(layer, 1)], here, site.runtime, with_tied=tied) for tied in (True, False))
+        more, less = (held(layer, ways, tied=tied) for tied in (True, False))
+        all_, own = (held(layer, here, tied=tied) for tied in (True, False))
         both, alone = (layer.parameters_on(ways.cut, with_tied=tied) for tied in (True, False))
         states = more.states - less.states
         found[:, i] = np.broadcast_arrays(states, all_.host - own.host, all_.states - own.states - states, both - alone)
@@ -330,14 +341,16 @@ def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site
     return forward, backward, np.broadcast_to(time.work.weight_gradient, shape[1:])
 
 
-def _moments(chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site) -> Array:
+def _moments(
+    chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site, once: Array
+) -> Array:
     """The fullest moment of each piece under each mode."""
     index = {sort_of(layer): i for i, layer in enumerate(chain.sorts)}
     found = []
     for block in chain.pieces:
         rows = [index[sort_of(layer)] for layer in block]
         again = sum(whole[i] - out["kept"][:, i] for i in rows)
-        base = gradient_bytes(list(block), ways.cut, site.runtime) + gathered_bytes(list(block), ways)
+        base = gradient_bytes(list(block), ways.cut, site.runtime, once=once) + gathered_bytes(list(block), ways)
         found.append(np.maximum(again, 0.0) + base)
     return np.stack(found, axis=1)
 

@@ -109,7 +109,8 @@ def together(setting: Setting, *, offload: bool = True) -> bool:
 def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:
     """States of all layers, and the most groups that may share them."""
     job, layers = setting.job, list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
-    held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime)
+    once = choices.micro_batch == job.global_batch
+    held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime, once=once)
     return held, np.minimum(job.cluster.devices // choices.grids.devices, groups) if alone else groups
 
 

@@ -16,6 +16,8 @@ from torch.optim.adamw import adamw
 from meshwright.run.optimizers.host import Send, fresh_states, on_host, visits
 from meshwright.run.sharding import local
 
+_PIECE = 2**25  # elements that are cast at a time
+
 
 class AdamW(torch.optim.Optimizer):
     """State lies beside the local part of every parameter, in its shape.
@@ -53,18 +55,23 @@ class AdamW(torch.optim.Optimizer):
                 self._update(plain, group)
             for weight in here:
                 if weight.dtype != torch.float32 or self.moments != torch.float32:
-                    self._update([weight], group)  # one at a time: float32 gradients are short-lived
+                    self._update_in_pieces(weight, group)
             for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
                 self._update_on_host(weight, grad, group, send)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         states = [self.states(weight) for weight in weights]
-        own = [local(weight.detach()) for weight in weights]
-        masters = [state.get("master", weight) for state, weight in zip(states, own, strict=True)]
-        self._adamw(masters, [local(weight.grad) for weight in weights], states, group)
-        for weight, master in zip(own, masters, strict=True):
-            if master is not weight:
-                weight.copy_(master)
+        self._adamw([local(weight.detach()) for weight in weights], [local(w.grad) for w in weights], states, group)
+
+    def _update_in_pieces(self, weight: Tensor, group: dict[str, Any]) -> None:
+        """What is narrower than float32 is cast, some of it at a time: all of an embedding would be felt."""
+        state, own = self.states(weight), local(weight.detach())
+        master = state.get("master", own)
+        whole = (own, master, local(weight.grad), state["first"], state["second"])
+        for value, wide, grad, first, second in zip(*(one.view(-1).split(_PIECE) for one in whole), strict=True):
+            self._adamw([wide], [grad], [{"first": first, "second": second}], group)
+            if master is not own:
+                value.copy_(wide)
 
     def _update_on_host(self, weight: Tensor, grad: Tensor, group: dict[str, Any], send: Send) -> None:
         state, own = self.states(weight), local(weight.detach())

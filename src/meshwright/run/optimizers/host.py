@@ -87,6 +87,8 @@ def visits(weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Send]]:
 
 def _here(weight: Tensor, grad: Tensor, arrived: Any, up: Any) -> tuple[Tensor, Tensor, Send]:
     arrived.synchronize()
+    if grad.dtype != torch.float32:  # into memory that was used before: fresh pages would cost more than the update
+        grad = pinned(local(weight.detach()), torch.float32).copy_(grad)
 
     def send(value: Tensor) -> None:
         own = local(weight.detach())

@@ -1,0 +1,150 @@
+"""What our own runtime takes, beside what the cost model said before: step time and peak memory of real training steps.
+
+    python benchmarks/predict_own_runs.py [--cluster FILE] [--only NAME,...] [--json FILE]
+
+On a CUDA device: Llamas of 1B to 8B width, several lengths, levels of recomputation and optimizers, one device. Elsewhere:
+small models under plans of one to four processes on this machine. `--cluster` is what `meshwright measure` has written;
+without it the catalogue's curves are used. The peer is the prediction: each line prints both and the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import meshwright as mw
+from meshwright.model.presets import find_preset
+from meshwright.run.loop import advance, begin
+from meshwright.run.options import Training
+from meshwright.run.torch_private import grow_segments
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and a plan for it."""
+
+    name: str
+    preset: str
+    samples: int
+    length: int
+    plan: dict[str, Any] = field(default_factory=dict)
+    layers: int = 0  # 0: all
+    optimizer: str = "adamw"
+    processes: int = 1
+
+    def job(self, cluster: mw.Cluster, precision: str) -> mw.Job:
+        config = dict(find_preset(self.preset).config)
+        layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+        config[layers] = self.layers or config[layers]
+        model = mw.Model.from_config(config, name=f"{self.preset}, {config[layers]} layers")
+        return mw.Job(model, cluster, self.samples, self.length, precision, self.optimizer)
+
+
+NORMS = ("norm", "activation", "gate", "up")
+ONE_DEVICE = (
+    Case("1b", "llama3.2-1b", 2, 8192),
+    Case("1b, 8-bit states", "llama3.2-1b", 2, 8192, optimizer="adamw-8bit"),
+    Case("1b, short", "llama3.2-1b", 32, 1024, {"micro_batches": 2}),
+    Case("1b, one short sample", "llama3.2-1b", 1, 1024),
+    Case("1b, long", "llama3.2-1b", 1, 65536, {"recompute": "selective"}),
+    Case("1b, whole blocks", "llama3.2-1b", 8, 8192, {"recompute": "full", "micro_batches": 2}),
+    Case("3b", "llama3.2-3b", 2, 4096, {"recompute": "selective"}),
+    Case("3b, 16-bit states", "llama3.2-3b", 4, 8192, {"recompute": "full", "micro_batches": 2}, optimizer="adamw-16bit"),
+    Case("8b wide", "llama3-8b", 1, 8192, layers=16),
+    Case("8b wide, accumulated", "llama3-8b", 8, 4096, {"micro_batches": 4}, layers=8),
+    Case("8b wide, long", "llama3-8b", 1, 32768, {"recompute": NORMS}, layers=8),
+    Case("8b wide, sgd", "llama3-8b", 2, 8192, {"recompute": "selective", "micro_batches": 2}, 16, "sgd-momentum"),
+    Case("8b", "llama3-8b", 1, 8192, optimizer="adamw-8bit"),
+    Case("8b, whole blocks", "llama3-8b", 2, 8192, {"recompute": "full", "micro_batches": 2}, optimizer="adamw-8bit"),
+    Case("13b wide", "llama2-13b", 2, 4096, {"recompute": "selective"}, layers=12),
+    Case("gpt2-xl", "gpt2-xl", 16, 1024, {"micro_batches": 2}),
+    Case("8b wide, on the host", "llama3-8b", 1, 16384, {"offload": {"activations": 0.5}}, layers=8),
+    Case("1b, states on the host", "llama3.2-1b", 2, 8192, {"offload": {"optimizer": 0.5}}),
+)  # fmt: skip
+
+
+def drawn(key: str, shape: Sequence[int]) -> torch.Tensor:
+    """First values, on the device: faster than the runtime's own streams."""
+    return torch.ones(*shape) if len(shape) == 1 else torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
+
+
+def on_device(case: Case, job: mw.Job, plan: mw.Plan) -> dict[str, float]:
+    """Median seconds of a step, and the most memory: of tensors, of the allocator, of the whole process."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    loop = begin(job, plan, Training(steps=9, data="synthetic"), "cuda", drawn)
+    tokens = torch.randint(0, 30000, (case.samples, case.length), device="cuda")
+    batches = loop.part.micro_batches(tokens)
+    times = []
+    for step in range(9):
+        start = time.perf_counter()
+        advance(loop, batches, step, stop=False)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    free, whole = torch.cuda.mem_get_info()
+    return {
+        "seconds": statistics.median(times[3:]),
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "taken": whole - free,
+    }
+
+
+def compare(case: Case, cluster: mw.Cluster, precision: str) -> dict[str, Any]:
+    job = case.job(cluster, precision)
+    plan = mw.Plan.of({"micro_batches": 1, **case.plan}, job)
+    promised = mw.estimate(job, plan)
+    (memory,) = promised.memory
+    found = on_device(case, job, plan)
+    errors = promised.step_seconds / found["seconds"] - 1, memory.allocated / found["allocated"] - 1
+    print(
+        f"{case.name:26}{1e3 * promised.step_seconds:10.1f}{1e3 * found['seconds']:10.1f}{errors[0]:+8.1%}"
+        f"{memory.allocated / GIB:9.1f}{found['allocated'] / GIB:9.1f}{errors[1]:+8.1%}"
+        f"{memory.reserved / GIB:9.1f}{found['reserved'] / GIB:9.1f}{found['taken'] / GIB:9.1f}",
+        flush=True,
+    )
+    predicted = {"seconds": promised.step_seconds, "allocated": memory.allocated, "reserved": memory.reserved}
+    return {"case": asdict(case), "predicted": predicted, "measured": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cluster", help="a cluster file that `meshwright measure` has written")
+    parser.add_argument("--only", default="", help="names of cases, with commas")
+    parser.add_argument("--json", help="write the rows to this file too")
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing to measure", file=sys.stderr)
+        return
+    grow_segments()
+    cluster = mw.Cluster.load(chosen.cluster or "local:1")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'':26}{'predicted':>10}{'ms':>10}{'':8}{'predicted':>9}{'GiB':>9}{'':8}{'reserved':>9}{'':9}{'taken':>9}")
+    rows = []
+    for case in ONE_DEVICE:
+        if not chosen.only or case.name in chosen.only.split(","):
+            rows.append(compare(case, cluster, "bf16"))
+        if chosen.json:
+            Path(chosen.json).write_text(json.dumps(rows, indent=1))
+    errors = [
+        abs(row["predicted"][what] / row["measured"][what] - 1) for what in ("seconds", "allocated") for row in rows
+    ]
+    half = len(errors) // 2
+    print(f"largest error: {max(errors[:half]):.1%} of the time, {max(errors[half:]):.1%} of the memory")
+
+
+if __name__ == "__main__":
+    main()

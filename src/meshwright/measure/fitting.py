@@ -1,0 +1,103 @@
+"""From timings to the few numbers that the cost model asks for: the curves of `cost/compute.py`, fitted to samples.
+
+Every fit minimises the mean distance of logarithms, so that one wild sample moves it little, by stepping along one
+parameter at a time: curves are smooth and have at most four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.cluster.measured import Attention, Products
+from meshwright.measure.samples import Sample
+
+Array = Any
+Curve = Callable[[Sequence[float]], Array]
+_ROUNDS = 60
+_LARGE = 1 / 3  # of the samples of a kind, by size: rates are read off these
+
+
+def fitted(curve: Curve, seen: Sequence[float], start: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Parameters (all positive) under which a curve comes nearest to what was seen.
+
+    >>> x = np.array([1.0, 10.0, 100.0])
+    >>> found = fitted(lambda p: p[0] + x / p[1], [3.0, 12.0, 102.0], [1.0, 2.0], [1, 1, 1])
+    >>> [round(value, 2) for value in found]
+    [2.0, 1.0]
+    """
+    logs, weight = np.log(np.asarray(seen)), np.asarray(weights, dtype=float)
+
+    def distance(parameters: Sequence[float]) -> float:
+        return float((weight * np.abs(np.log(curve(parameters)) - logs)).sum())
+
+    best, least, steps = list(start), distance(start), [math.log(2.0)] * len(start)
+    for _ in range(_ROUNDS * len(start)):
+        moved = False
+        for i, step in enumerate(steps):
+            for factor in (math.exp(step), math.exp(-step)):
+                tried = [value * factor if i == j else value for j, value in enumerate(best)]
+                if (found := distance(tried)) < least:
+                    best, least, moved = tried, found, True
+                    break
+        if not moved:
+            steps = [step / 2 for step in steps]
+        if max(steps) < 1e-4:
+            break
+    return best
+
+
+def products(samples: Sequence[Sample], memory: float, size: float) -> Products:
+    """Of one precision; `memory` in bytes/s, numbers of `size` bytes."""
+    m, k, n = (np.array([sample.facts[name] for sample in samples]) for name in "mkn")
+    seen = [sample.timing.seconds for sample in samples]
+
+    def curve(p: Sequence[float]) -> Array:
+        computing = 2 * (m + p[2]) * (k + p[1]) * (n + p[2]) / p[0]
+        loading = size * (m * k + k * n + m * n) / memory
+        return np.sqrt(computing**2 + loading**2) + p[3]
+
+    fastest = max(2 * m * k * n / seen)
+    return Products(*map(float, fitted(curve, seen, [fastest, 30.0, 10.0, min(seen) / 2], _heavy(seen))))
+
+
+def attention(forward: Sequence[Sample], backward: Sequence[Sample], floor: float) -> Attention:
+    """Of one precision; both passes have the same shapes."""
+    found = [_attention(samples, passes, floor) for samples, passes in ((forward, 1.0), (backward, 2.5))]
+    rate, keys, rows, power = zip(*found, strict=True)
+    return Attention((rate[0], rate[1]), (keys[0], keys[1]), (rows[0], rows[1]), sum(power) / 2)
+
+
+def _attention(samples: Sequence[Sample], passes: float, floor: float) -> list[float]:
+    length, heads, size, batch = (
+        np.array([sample.facts[name] for sample in samples]) for name in ("length", "heads", "size", "batch")
+    )
+    flops = passes * 4 * batch * heads * size * length * (length + 1) / 2
+    rows = batch * heads * length
+    seen = [sample.timing.seconds for sample in samples]
+
+    def curve(p: Sequence[float]) -> Array:
+        rate = p[0] * length / (length + p[1]) * rows / (rows + p[2]) * np.minimum(size / 128, 1.0) ** p[3]
+        return flops / rate + (2 if passes > 1 else 1) * floor
+
+    return fitted(curve, seen, [max(flops / seen), 100.0, 1000.0, 0.3], _heavy(seen))
+
+
+def rate_of_passes(samples: Sequence[Sample]) -> float:
+    """Bytes/s of the largest."""
+    by_size = sorted(samples, key=lambda sample: -sample.facts["bytes"])
+    large = by_size[: max(1, round(len(by_size) * _LARGE))]
+    return float(np.median([sample.facts["bytes"] / sample.timing.seconds for sample in large]))
+
+
+def errors(predicted: Sequence[float], samples: Sequence[Sample]) -> list[float]:
+    """How far a curve is from each sample, as a part of it."""
+    return [p / sample.timing.seconds - 1 for p, sample in zip(predicted, samples, strict=True)]
+
+
+def _heavy(seen: Sequence[float]) -> list[float]:
+    """Long runs count more: a step is made of them."""
+    return [second**0.25 for second in seen]

@@ -1,0 +1,62 @@
+"""How long a piece of work takes on the device at hand, and how sure that is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+_LEAST = 9  # samples of every timing
+_BATCH = 1e-3  # seconds that one sample lasts at least: clocks and launches are then small beside it
+_WARM = 2  # runs that nobody times
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one run: the median of several samples, and how far their middle half spreads."""
+
+    seconds: float
+    spread: float  # (third quartile - first quartile) / median
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> Timing:
+        """
+        >>> Timing.of([1.0, 1.0, 1.1, 1.2, 9.0])
+        Timing(seconds=1.1, spread=0.1818181818181817)
+        """
+        low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return Timing(middle, (high - low) / middle)
+
+
+def timed(run: Callable[[], object], device: str, budget: float = 0.15) -> Timing:
+    """Time a piece of work back to back, as training does it, for about `budget` seconds."""
+    clock = _cuda if device.startswith("cuda") else _cpu
+    for _ in range(_WARM):
+        run()
+    once = clock(run, 1)
+    count = max(1, min(1000, round(_BATCH / max(once, 1e-9))))
+    samples = [clock(run, count)]
+    started = time.perf_counter()
+    while len(samples) < _LEAST or time.perf_counter() - started < budget:
+        samples.append(clock(run, count))
+    return Timing.of(samples)
+
+
+def _cuda(run: Callable[[], object], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def _cpu(run: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
