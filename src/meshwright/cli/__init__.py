@@ -25,6 +25,7 @@ VERBS = {
     "models": "meshwright.cli.models",
     "clusters": "meshwright.cli.clusters",
     "cluster": "meshwright.cli.cluster",
+    "measure": "meshwright.cli.measure",
     "plan": "meshwright.cli.plan",
     "train": "meshwright.cli.train",
     "explain": "meshwright.cli.explain",

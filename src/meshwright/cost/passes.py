@@ -15,7 +15,7 @@ from meshwright.cost.ways import Ways, parameter_groups
 from meshwright.model import Layer
 
 Array = Any
-_BACKWARD_KERNELS = 1.6  # kernels of the backward pass over those of the forward pass, as autograd issues them
+BACKWARD_KERNELS = 1.6  # kernels of the backward pass over those of the forward pass, as autograd issues them
 Part = tuple[str, str]  # (forward or backward, what it is spent on)
 PASSES = ("forward", "backward")
 
@@ -73,7 +73,7 @@ def _own(time: LayerTime) -> tuple[dict[Part, Array], dict[Part, Array]]:
 def _wait_for_host(found: Passes, kernels: Array, site: Site) -> None:
     issued = kernels * site.runtime.kernels * site.runtime.host_seconds
     power = site.constants.host_overlap
-    for when, host in (("forward", issued), ("backward", _BACKWARD_KERNELS * issued)):
+    for when, host in (("forward", issued), ("backward", BACKWARD_KERNELS * issued)):
         device = found.total(when)
         found.spent[when, "host"] = (device**power + host**power) ** (1 / power) - device
 

@@ -30,7 +30,8 @@ def linear_loss(
     tensor(16.)
     """
     chunk = chunk or int(loss_chunk(targets.numel()))
-    found: Tensor = _LinearLoss.apply(hidden, weight, targets, line, first, chunk, ignored, again)
+    how = (line, first, chunk, ignored, again, torch.is_grad_enabled())
+    found: Tensor = _LinearLoss.apply(hidden, weight, targets, *how)
     return found
 
 
@@ -38,10 +39,10 @@ class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, line: Line, first: int, chunk: int, ignored: int,
-        again: bool,
+        again: bool, trains: bool,
     ) -> Tensor:  # fmt: skip
         flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        for_hidden, for_weight = (trains and need for need in ctx.needs_input_grad[:2])
         dx = torch.empty_like(flat) if for_hidden else None
         dw: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=flat.device)
@@ -68,7 +69,7 @@ class _LinearLoss(torch.autograd.Function):
             if found is not None and not ctx.scaled:
                 _scale(found, grads[0])
         ctx.found, ctx.scaled = ctx.found if ctx.again else None, True
-        return None if dx is None else dx.view(ctx.shape), dw, None, None, None, None, None, None
+        return None if dx is None else dx.view(ctx.shape), dw, None, None, None, None, None, None, None
 
 
 def _scale(x: Tensor, by: Tensor) -> None:

@@ -1,0 +1,145 @@
+"""Layers of a real model on the device at hand: seconds of each pass and bytes that stay, beside what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.cluster import Cluster
+from meshwright.cost.constants import DEFAULT, seen_in
+from meshwright.cost.layer import layer_time
+from meshwright.cost.passes import BACKWARD_KERNELS, layer_passes
+from meshwright.cost.runtime import runtime
+from meshwright.cost.site import Site
+from meshwright.cost.ways import Ways
+from meshwright.measure.samples import TYPES
+from meshwright.measure.timing import Timing, timed
+from meshwright.model import Layer, Model
+from meshwright.plan import Job, Plan
+from meshwright.plan.spans import alike
+from meshwright.run.models import Context, Decoder, build
+from meshwright.run.recompute import recompute
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of one micro-batch in a layer, and bytes that it leaves for its backward pass."""
+
+    forward: float
+    backward: float
+    repeated: float  # the backward pass when the forward pass is repeated in it
+    kept: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One sort of layer: how many the model has, what was expected and what was seen."""
+
+    name: str
+    count: int
+    expected: Passes
+    seen: Passes
+    spread: float
+
+
+def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name: None) -> Iterator[Compared]:
+    """Every sort of layer of the job's model with all samples of a step at once, on one device."""
+    plan = Plan.of({"micro_batches": 1, "dp": 1}, job)
+    (span,) = plan.pipelines[0].stages[0].spans
+    site = Site.of(job, (0,), 0, runtime("meshwright"), seen_in(job.cluster, DEFAULT))
+    for layer, count in alike(job.model.layers):
+        on_layer(layer.name)
+        ways = Ways.of(span, job.global_batch, job, site)
+        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, "full")
+        found = layer_passes(layer, time, ways, site)
+        again = float(found.spent["backward", "recompute"])
+        behind = float(found.total("backward"))
+        kept = float(layer.kept_bytes(ways.cut))
+        seen, spread = _seen(layer, job, device)
+        yield Compared(
+            layer.name, count, Passes(float(found.total("forward")), behind - again, behind, kept), seen, spread
+        )
+
+
+def _seen(layer: Layer, job: Job, device: str) -> tuple[Passes, float]:
+    """Timed with fresh weights and random input."""
+    kind = TYPES.get(job.precision, torch.bfloat16)
+    decoder = build(job.model, [layer], device=device).to(kind)
+    tokens = torch.randint(0, 100, (job.global_batch, job.seq_len), device=device)
+    context = Context.of(tokens)
+    x = tokens if layer.kind == "embedding" else _random(job, decoder, device, kind)
+    once = timed(lambda: _without_gradients(decoder, x, context, tokens), device)
+    both = timed(lambda: _both(decoder, x, context, tokens), device)
+    kept = _kept(decoder, x, context, tokens)
+    again = both
+    if layer.block:
+        recompute(decoder, {layer: "full"})
+        again = timed(lambda: _both(decoder, x, context, tokens), device)
+    behind, repeated = (max(timing.seconds - once.seconds, 0.0) for timing in (both, again))
+    return Passes(once.seconds, behind, repeated, kept), max(once.spread, both.spread)
+
+
+def _random(job: Job, decoder: Decoder, device: str, kind: torch.dtype) -> Tensor:
+    shape = (job.global_batch, job.seq_len, decoder.hidden)
+    return torch.randn(shape, device=device, dtype=kind, requires_grad=True)
+
+
+def _result(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> Tensor:
+    found: Tensor = decoder(x, context, tokens)
+    return found
+
+
+def _without_gradients(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> None:
+    with torch.no_grad():
+        _result(decoder, x, context, tokens)
+
+
+def _both(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> None:
+    found = _result(decoder, x, context, tokens)
+    found.backward(torch.ones_like(found))
+    x.grad = None
+    for weight in decoder.parameters():
+        weight.grad = None
+
+
+def _kept(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> float:
+    """Bytes of all that autograd holds on to, each storage once; neither weights nor what the loss makes of itself."""
+    own = {weight.untyped_storage().data_ptr() for weight in decoder.parameters()}
+    held: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        found = _result(decoder, x, context, tokens)
+    del found
+    return float(sum(held.values()))
+
+
+def host_seconds(device: str) -> Timing:
+    """Seconds of the host to issue one kernel of our runtime: a block of next to no work, by the kernels it counts as."""
+    config = {
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
+    }  # fmt: skip
+    precision = "bf16" if device.startswith("cuda") else "fp32"
+    job = Job(Model.from_config(config), Cluster.preset("1xcpu"), 1, 8, precision)
+    layers = [layer for layer in job.model.layers if layer.block]
+    decoder = build(job.model, layers, device=device).to(TYPES[precision])
+    tokens = torch.zeros(1, 8, dtype=torch.long, device=device)
+    x, context = _random(job, decoder, device, TYPES[precision]), Context.of(tokens)
+    found = timed(lambda: _both(decoder, x, context, tokens), device, 0.5)
+    ours = runtime("meshwright")
+    plan = Plan.of({"micro_batches": 1}, job)
+    (span,) = plan.pipelines[0].stages[0].spans
+    site = Site.of(job, (0,), 0, ours, DEFAULT)
+    ways = Ways.of(span, 1, job, site)
+    times = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
+    issued = sum(float(time.work.kernels) for time in times) * ours.kernels * (1 + BACKWARD_KERNELS)
+    return Timing(found.seconds / issued, found.spread)

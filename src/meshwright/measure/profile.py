@@ -1,0 +1,184 @@
+"""All measurements of a machine in order, and the table that a cluster file holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meshwright.cluster.device import Link
+from meshwright.cluster.measured import MeasuredLink
+from meshwright.errors import MeshwrightError
+from meshwright.measure import fitting, links, samples
+from meshwright.measure.layers import host_seconds
+from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
+from meshwright.units import GIB, GIGA, MICRO, TERA
+
+_NOISY = 0.35  # spread of a sample that says nothing
+_SOME = 0.15  # part of a measurement's samples that may be noisy: curves are fitted to all of them
+_MESSAGES = {"cuda": tuple(2**n for n in (12, 16, 20, 24, 27)), "cpu": tuple(2**n for n in (12, 15, 18, 21, 23))}
+Found = Mapping[str, Sequence[Sample]]
+
+
+class TooNoisy(MeshwrightError):
+    """Timings that differ too much from one another to tell anything."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One kind of thing that is measured."""
+
+    name: str
+    run: Callable[[], Iterator[Sample]]
+
+
+def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
+    """What there is to measure on a device, and on the links between those of a run."""
+    scale = ACCELERATOR if device.startswith("cuda") else PROCESSOR
+    kinds = samples.precisions(device)
+    found = [
+        Measurement(f"products, {kind}", lambda kind=kind: samples.products(device, scale, kind))  # type: ignore[misc]
+        for kind in kinds
+    ]
+    found += [
+        Measurement("attention", lambda: samples.attention(device, scale, kinds[0])),
+        Measurement("memory", lambda: samples.passes(device, scale)),
+        Measurement("optimizer", lambda: samples.update(device, scale)),
+        Measurement("copies", lambda: samples.copies(device, scale)),
+        Measurement("launches", lambda: _launches(device)),
+    ]
+    messages = _MESSAGES[device[:4] if device.startswith("cuda") else "cpu"]
+    found += [
+        Measurement(
+            f"links {tier.name}, {len(tier.groups[0])} devices",
+            lambda tier=tier: links.collectives(tier, device, messages),  # type: ignore[misc]
+        )
+        for tier in tiers
+    ]
+    if tiers:
+        found.append(Measurement("overlap", lambda: _overlap(device, kinds[0])))
+    return found
+
+
+def _launches(device: str) -> Iterator[Sample]:
+    yield from samples.launches(device)
+    yield Sample("host", {"kernels": 1}, host_seconds(device))
+
+
+def _overlap(device: str, kind: str) -> Iterator[Sample]:
+    width = 4096 if device.startswith("cuda") else 512
+    a = torch.randn(width, width, device=device, dtype=samples.TYPES[kind])
+
+    def work() -> None:
+        for _ in range(20):
+            a @ a
+
+    work()
+    yield Sample("overlap", {}, links.slowdown(device, work))
+
+
+def check(name: str, found: Sequence[Sample]) -> None:
+    """Refuse a measurement too many of whose samples are noise."""
+    noisy = sorted((one for one in found if one.timing.spread > _NOISY), key=lambda one: -one.timing.spread)
+    if len(noisy) > _SOME * len(found) and name != "overlap":
+        worst = noisy[0]
+        raise TooNoisy(
+            f"{name}: {len(noisy)} of {len(found)} timings spread by more than {_NOISY:.0%} of their median, most of all "
+            f"'{worst.name}' ({worst.timing.spread:.0%}); nothing was written: is something else running here?"
+        )
+
+
+def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
+    """What a cluster file says of a device under `measured`."""
+    by_kind: dict[str, list[Sample]] = {}
+    for sample in (sample for some in found.values() for sample in some):
+        by_kind.setdefault(sample.kind, []).append(sample)
+    kinds = samples.precisions(device)
+    memory = fitting.rate_of_passes(by_kind["addition"] + by_kind["activation"])
+    sizes = {"fp32": 4.0, "fp8": 1.0}
+    products = {kind: fitting.products(by_kind[f"product {kind}"], memory, sizes.get(kind, 2.0)) for kind in kinds}
+    first = kinds[0]
+    passes = (by_kind[f"attention forward {first}"], by_kind[f"attention backward {first}"])
+    attention = fitting.attention(*passes, products[first].floor)
+
+    def rate(kind: str) -> float:
+        return _round(min(one.facts["bytes"] / one.timing.seconds for one in by_kind[kind]) / GIGA)
+
+    table: dict[str, Any] = {
+        "how": how,
+        "memory_gb_s": _round(memory / GIGA),
+        "norm_gb_s": _round(fitting.rate_of_passes(by_kind["norm"]) / GIGA),
+        "kernel_us": _round(_kernel(by_kind) / MICRO),
+        "update_gb_s": rate("update"),
+        "launch_us": _round(by_kind["host"][0].timing.seconds / MICRO),
+        "issues_alone": not device.startswith("cuda"),
+        "product": {
+            kind: {
+                "tflops": _round(p.rate / TERA), "half_k": _round(p.half_k), "half": _round(p.half),
+                "floor_us": _round(p.floor / MICRO),
+            }
+            for kind, p in products.items()
+        },
+        "attention": {
+            first: {
+                "tflops": [_round(rate / TERA) for rate in attention.rate],
+                "half_keys": list(map(_round, attention.half_keys)),
+                "half_rows": list(map(_round, attention.half_rows)),
+                "head_power": _round(attention.head_power),
+            }
+        },
+    }  # fmt: skip
+    if "host update" in by_kind:
+        table |= {
+            "host_update_gb_s": rate("host update"),
+            "host_gb_s": min(rate("copy to device"), rate("copy to host")),
+        }
+    if "overlap" in by_kind:
+        table["contention"] = _round(by_kind["overlap"][0].timing.seconds)
+    if device.startswith("cuda"):
+        table["context_gib"] = _round(samples.memory_beside_tensors(device)["context"] / GIB)
+    return table
+
+
+def _kernel(by_kind: Mapping[str, Sequence[Sample]]) -> float:
+    """Seconds of the smallest kernel: from a graph, where there are any."""
+    if "kernel" in by_kind:
+        return by_kind["kernel"][0].timing.seconds / by_kind["kernel"][0].facts["kernels"]
+    return min(sample.timing.seconds for sample in by_kind["addition"])
+
+
+def link_tables(ours: Sequence[Link], found: Found) -> list[dict[str, Any]]:
+    """The links of a group of nodes as a cluster file writes them, with what was measured on each."""
+    tables = []
+    for link in ours:
+        table: dict[str, Any] = {
+            "kind": link.kind, "topology": link.topology, "bandwidth_gb_s": _round(link.bandwidth / GIGA),
+            "aggregate_gb_s": _round(link.aggregate / GIGA), "latency_us": _round(link.latency / MICRO),
+        }  # fmt: skip
+        if link.span:
+            table["span"] = link.span
+        where = "links inside nodes" if link.inside_node else "links between nodes"
+        seen = [sample for name, some in found.items() if name.startswith(where) for sample in some]
+        if seen:
+            table["measured"] = _link_table(links.link(seen))
+        tables.append(table)
+    return tables
+
+
+def _link_table(seen: MeasuredLink) -> dict[str, float]:
+    rates = {"reduce": seen.reduce, "gather": seen.gather, "exchange": seen.exchange, "send": seen.send}
+    table = {f"{name}_gb_s": _round(rate / GIGA) for name, rate in rates.items()}
+    return table | {"step_us": _round(seen.step / MICRO), "start_us": _round(seen.start / MICRO)}
+
+
+def _round(value: float) -> float:
+    """Four digits: nothing here is known better.
+
+    >>> _round(123456.0), _round(0.00012346)
+    (123500.0, 0.0001235)
+    """
+    return float(f"{value:.4g}")

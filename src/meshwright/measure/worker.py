@@ -1,0 +1,216 @@
+"""Measuring: this machine alone, its devices together, or the nodes that a launcher has joined."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.cluster import Cluster
+from meshwright.cluster.detect import detect
+from meshwright.errors import MeshwrightError
+from meshwright.measure import links
+from meshwright.measure.layers import Compared, compare
+from meshwright.measure.profile import TooNoisy, check, device_table, link_tables, measurements
+from meshwright.measure.samples import Sample
+from meshwright.measure.state import State
+from meshwright.measure.timing import Timing
+from meshwright.plan import Job
+from meshwright.run.launch import joined_from_outside
+from meshwright.run.torch_private import grow_segments
+
+_TRIES = 3  # of a measurement whose samples are noise
+Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
+
+
+def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: None) -> Cluster | None:
+    """Measure, and write a cluster file; returns the cluster in the process that wrote it.
+
+    What was measured before an interruption is in `OUTPUT.partial.json`, and is not measured again.
+    """
+    if joined_from_outside():
+        return _work(output, int(os.environ["WORLD_SIZE"]), tell)
+    world = detect(devices).cluster.devices
+    if world == 1:
+        return _work(output, 1, tell)
+    return _started(output, world)
+
+
+def compared(job: Job, tell: Callable[[str], None]) -> list[Compared]:
+    """Layers of a model on this machine's first device."""
+    return list(compare(job, "cuda:0" if torch.cuda.is_available() else "cpu", tell))
+
+
+def _started(output: str, world: int) -> Cluster:
+    """One process per device of this machine, started by PyTorch's own launcher."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=world, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        run_id="measure", max_restarts=0, monitor_interval=0.5,
+    )  # fmt: skip
+    failed = Path(f"{output}.error")
+    failed.unlink(missing_ok=True)
+    try:
+        elastic_launch(config, _entry)(output, world)
+    except ChildFailedError:
+        if not failed.exists():
+            raise
+        said = failed.read_text("utf-8")
+        failed.unlink()
+        raise TooNoisy(said) from None
+    return Cluster.from_toml(output)
+
+
+def _entry(output: str, world: int) -> None:
+    from meshwright.measure.progress import bar
+
+    with bar() as tell:
+        try:
+            _work(output, world, tell)
+        except MeshwrightError as error:
+            if os.environ["RANK"] == "0":
+                Path(f"{output}.error").write_text(str(error), "utf-8")
+            with suppress(Exception):
+                dist.destroy_process_group()
+            sys.exit(1)
+
+
+@dataclass(frozen=True)
+class _Here:
+    """One process and what it stands on."""
+
+    rank: int
+    device: str
+    host: str
+    group: dict[str, Any]  # the node's devices, as a cluster file writes them
+
+
+def _work(output: str, world: int, tell: Tell) -> Cluster | None:
+    here = _join(world)
+    everyone = _gathered(here, world)
+    names = list(dict.fromkeys(one.host for one in everyone))
+    tiers = links.tiers([names.index(one.host) for one in everyone]) if world > 1 else []
+    kinds = [str(one.group["device"]) for one in everyone]
+    machine = {"devices": kinds, "nodes": len(names), "torch": torch.__version__, "cores": os.cpu_count()}
+    state = State.load(Path(f"{output}.partial.json"), machine) if here.rank == 0 else None
+    plan = measurements(here.device, tiers)
+    for done, one in enumerate(plan):
+        tell(one.name, done, len(plan))
+        known = _said([all(f"{one.name} @ {kind}" in state.done for kind in kinds)] if state else None, world)
+        if not known[0]:
+            _measured(one.name, one.run, kinds, state, world)
+    tell("done", len(plan), len(plan))
+    found = None
+    if state is not None:
+        found = _written(output, here, everyone, state)
+        state.forget()
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+def _join(world: int) -> _Here:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        inside = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // inside))
+    else:
+        torch.cuda.set_device(device)
+        grow_segments()
+    if world > 1:
+        dist.init_process_group("nccl" if device != "cpu" else "gloo")
+    inside = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device == "cpu" else 0
+    (group,) = detect(inside).table["group"]
+    return _Here(dist.get_rank() if world > 1 else 0, device, socket.gethostname(), group)
+
+
+def _gathered(here: _Here, world: int) -> list[_Here]:
+    if world == 1:
+        return [here]
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, here)
+    return everyone
+
+
+def _said(what: list[Any] | None, world: int) -> list[Any]:
+    """What the first process says to all."""
+    said = what or [None]
+    if world > 1:
+        dist.broadcast_object_list(said)
+    return said
+
+
+def _measured(name: str, run: Callable[[], Any], kinds: Sequence[str], state: State | None, world: int) -> None:
+    """One measurement on all devices at once, as often as it takes; the first process keeps what was found."""
+    for tried in range(1, _TRIES + 1):
+        own = list(run())
+        every: list[list[Sample]] = [own]
+        if world > 1:
+            gathered: list[Any] = [None] * world
+            dist.all_gather_object(gathered, own)
+            every = gathered
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        found = {kind: _combined([s for s, k in zip(every, kinds, strict=True) if k == kind]) for kind in set(kinds)}
+        try:
+            for samples in found.values():
+                check(name, samples)
+        except TooNoisy:
+            if tried == _TRIES:
+                raise
+            continue
+        for kind, samples in found.items() if state else ():
+            state.add(f"{name} @ {kind}", samples)  # type: ignore[union-attr]
+        return
+
+
+def _combined(every: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """The median over devices of one kind."""
+    found = []
+    for same in zip(*every, strict=True):
+        seconds = statistics.median(sample.timing.seconds for sample in same)
+        spread = statistics.median(sample.timing.spread for sample in same)
+        found.append(Sample(same[0].kind, same[0].facts, Timing(seconds, spread)))
+    return found
+
+
+def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) -> Cluster:
+    import tomli_w
+
+    from meshwright.files import write_text
+
+    groups: list[dict[str, Any]] = []
+    how = f"{date.today().isoformat()}, torch {torch.__version__}"
+    by_host = {one.host: one.group for one in everyone}
+    for row in by_host.values():
+        if groups and {k: v for k, v in groups[-1].items() if k != "nodes"} == {
+            k: v for k, v in row.items() if k != "nodes"
+        }:
+            groups[-1]["nodes"] += 1
+        else:
+            groups.append(dict(row))
+    for row in groups:
+        kind = str(row["device"])
+        found = {name.removesuffix(f" @ {kind}"): s for name, s in state.done.items() if name.endswith(f" @ {kind}")}
+        (plain,) = Cluster.from_table({"group": [row]}).groups
+        row["measured"] = device_table(found, here.device, how)
+        row["link"] = link_tables(plain.links, found)
+    table = {"name": platform.node() or "this machine", "group": groups}
+    cluster = Cluster.from_table(table, file=output)
+    write_text(output, tomli_w.dumps(table))
+    return cluster
