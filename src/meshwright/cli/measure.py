@@ -26,12 +26,14 @@ Exit codes: 0 written; 1 too noisy; 2 bad input.
 
 @click.command("measure", epilog=EPILOG)
 @click.option("--output", "-o", default="cluster.toml", help="The cluster file to write (default cluster.toml).")
-@click.option("--devices", type=click.IntRange(min=1), default=0, help="How many of this machine's (default: all).")
+@click.option("--devices", type=click.IntRange(min=1), help="How many of this machine's (default: all).")
 @click.option("--model", help="Time the layers of this model instead.", shell_complete=complete_models)
 @click.option("--cluster", help="Whose curves expect them (default: the catalogue's of this machine).")
 @plan_options
 @as_json
-def command(output: str, devices: int, model: str | None, cluster: str | None, json_: bool, **options: Any) -> None:
+def command(
+    output: str, devices: int | None, model: str | None, cluster: str | None, json_: bool, **options: Any
+) -> None:
     """Measure what this machine does, and write it as a cluster that plans are made for."""
     if model:
         _layers(model, cluster or "local:1", options, json_)
@@ -41,7 +43,7 @@ def command(output: str, devices: int, model: str | None, cluster: str | None, j
     from meshwright.measure.progress import bar
 
     with bar() as tell:
-        found = measure(output, devices, tell)
+        found = measure(output, devices or 0, tell)
     if found is None:
         return
     if json_:

@@ -123,23 +123,44 @@ def _kept(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> floa
 
 
 def host_seconds(device: str) -> Timing:
-    """Seconds of the host to issue one kernel of our runtime: a block of next to no work, by the kernels it counts as."""
-    config = {
-        "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
-    }  # fmt: skip
-    precision = "bf16" if device.startswith("cuda") else "fp32"
-    job = Job(Model.from_config(config), Cluster.preset("1xcpu"), 1, 8, precision)
-    layers = [layer for layer in job.model.layers if layer.block]
-    decoder = build(job.model, layers, device=device).to(TYPES[precision])
-    tokens = torch.zeros(1, 8, dtype=torch.long, device=device)
-    x, context = _random(job, decoder, device, TYPES[precision]), Context.of(tokens)
-    found = timed(lambda: _both(decoder, x, context, tokens), device, 0.5)
+    """Seconds of the host to issue one kernel of our runtime: blocks of next to no work, by the kernels they count as."""
+    job = _blocks(device, 64, 8)
+    layers, run = _ready(job, device)
+    found = timed(run, device, 0.5)
     ours = runtime("meshwright")
-    plan = Plan.of({"micro_batches": 1}, job)
-    (span,) = plan.pipelines[0].stages[0].spans
+    (span,) = Plan.of({"micro_batches": 1}, job).pipelines[0].stages[0].spans
     site = Site.of(job, (0,), 0, ours, DEFAULT)
     ways = Ways.of(span, 1, job, site)
     times = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
     issued = sum(float(time.work.kernels) for time in times) * ours.kernels * (1 + BACKWARD_KERNELS)
     return Timing(found.seconds / issued, found.spread)
+
+
+def reserved_beside_tensors(device: str) -> float:
+    """What CUDA's allocator reserves beyond the most that tensors need, as a part of it, when blocks run."""
+    torch.cuda.empty_cache()
+    _, run = _ready(_blocks(device, 2048, 8192), device)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(4):
+        run()
+    most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return float(reserved / most - 1)
+
+
+def _blocks(device: str, width: int, length: int) -> Job:
+    """Four blocks of a Llama."""
+    config = {
+        "model_type": "llama", "vocab_size": 64, "hidden_size": width, "intermediate_size": 4 * width,
+        "num_hidden_layers": 4, "num_attention_heads": max(width // 128, 2), "max_position_embeddings": length,
+    }  # fmt: skip
+    precision = "bf16" if device.startswith("cuda") else "fp32"
+    return Job(Model.from_config(config), Cluster.preset("1xcpu"), 1, length, precision)
+
+
+def _ready(job: Job, device: str) -> tuple[list[Layer], Callable[[], None]]:
+    """The blocks of a model, and what runs both passes through them."""
+    layers, kind = [layer for layer in job.model.layers if layer.block], TYPES[job.precision]
+    decoder = build(job.model, layers, device=device).to(kind)
+    tokens = torch.zeros(1, job.seq_len, dtype=torch.long, device=device)
+    x, context = _random(job, decoder, device, kind), Context.of(tokens)
+    return layers, lambda: _both(decoder, x, context, tokens)

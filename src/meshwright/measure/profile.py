@@ -12,7 +12,7 @@ from meshwright.cluster.device import Link
 from meshwright.cluster.measured import MeasuredLink
 from meshwright.errors import MeshwrightError
 from meshwright.measure import fitting, links, samples
-from meshwright.measure.layers import host_seconds
+from meshwright.measure.layers import host_seconds, reserved_beside_tensors
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
 from meshwright.units import GIB, GIGA, MICRO, TERA
 
@@ -61,6 +61,8 @@ def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
     ]
     if tiers:
         found.append(Measurement("overlap", lambda: _overlap(device, kinds[0])))
+    elif device.startswith("cuda"):
+        found.append(Measurement("overlap", lambda: samples.copies_under_products(device, scale)))
     return found
 
 
@@ -140,6 +142,7 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
     if "overlap" in by_kind:
         table["contention"] = _round(by_kind["overlap"][0].timing.seconds)
     if device.startswith("cuda"):
+        table["fragmentation"] = _round(reserved_beside_tensors(device))
         table["context_gib"] = _round(samples.memory_beside_tensors(device)["context"] / GIB)
     return table
 

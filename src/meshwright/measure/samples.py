@@ -162,6 +162,35 @@ def copies(device: str, scale: Scale) -> Iterator[Sample]:
     yield Sample("copy to host", facts, timed(lambda: host.copy_(here, non_blocking=True), device))
 
 
+def copies_under_products(device: str, scale: Scale) -> Iterator[Sample]:
+    """Seconds that each second of copies to and from the host adds to the products that it hides under."""
+    width = scale.widths[2]
+    a = torch.randn(width, width, device=device, dtype=torch.bfloat16)
+    here, back = (torch.empty(scale.copied, dtype=torch.uint8, device=device) for _ in range(2))
+    host, there = (torch.empty(scale.copied, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def products() -> None:
+        for _ in range(60):
+            torch.mm(a, a)
+
+    def both() -> None:
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(streams[0]):
+            here.copy_(host, non_blocking=True)
+        with torch.cuda.stream(streams[1]):
+            there.copy_(back, non_blocking=True)
+        products()
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    alone, together = timed(products, device, 0.5), timed(both, device, 0.5)
+    copied = timed(lambda: here.copy_(host, non_blocking=True), device).seconds
+    slower = (together.seconds - alone.seconds) / min(copied, alone.seconds)
+    yield Sample("overlap", {"bytes": 2 * scale.copied}, Timing(max(slower, 1e-3), together.spread))
+
+
 def launches(device: str) -> Iterator[Sample]:
     """What a kernel costs that does next to nothing: on the device, and on the host that issues it."""
     tiny = torch.ones(1, device=device)
