@@ -157,7 +157,7 @@ def _kernel(by_kind: Mapping[str, Sequence[Sample]]) -> float:
 def link_tables(ours: Sequence[Link], found: Found) -> list[dict[str, Any]]:
     """The links of a group of nodes as a cluster file writes them, with what was measured on each."""
     tables = []
-    for link in ours:
+    for link in (link for link in ours if link.span != 1):
         table: dict[str, Any] = {
             "kind": link.kind, "topology": link.topology, "bandwidth_gb_s": _round(link.bandwidth / GIGA),
             "aggregate_gb_s": _round(link.aggregate / GIGA), "latency_us": _round(link.latency / MICRO),
