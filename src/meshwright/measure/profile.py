@@ -184,4 +184,4 @@ def _round(value: float) -> float:
     >>> _round(123456.0), _round(0.00012346)
     (123500.0, 0.0001235)
     """
-    return float(f"{value:.4g}")
+    return float(f"{value:.4g}") if value > 1e-6 else 0.0

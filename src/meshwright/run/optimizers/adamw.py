@@ -6,7 +6,7 @@ smaller than the last bit of a 16-bit weight. Weights that are marked so (`host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,9 +53,14 @@ class AdamW(torch.optim.Optimizer):
             plain = [weight for weight in here if weight.dtype == torch.float32 == self.moments]
             if plain:
                 self._update(plain, group)
-            for weight in here:
-                if weight.dtype != torch.float32 or self.moments != torch.float32:
-                    self._update_in_pieces(weight, group)
+            narrow = [weight for weight in here if weight.dtype != torch.float32 or self.moments != torch.float32]
+            for pieces in _batches([piece for weight in narrow for piece in self._pieces(weight)]):
+                values, wide, grads, firsts, seconds = zip(*pieces, strict=True)
+                states = [{"first": first, "second": second} for first, second in zip(firsts, seconds, strict=True)]
+                self._adamw(list(wide), list(grads), states, group)
+                copied = [(value, master) for value, master in zip(values, wide, strict=True) if value is not master]
+                if copied:
+                    torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
             for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
                 self._update_on_host(weight, grad, group, send)
 
@@ -63,15 +68,12 @@ class AdamW(torch.optim.Optimizer):
         states = [self.states(weight) for weight in weights]
         self._adamw([local(weight.detach()) for weight in weights], [local(w.grad) for w in weights], states, group)
 
-    def _update_in_pieces(self, weight: Tensor, group: dict[str, Any]) -> None:
-        """What is narrower than float32 is cast, some of it at a time: all of an embedding would be felt."""
+    def _pieces(self, weight: Tensor) -> list[tuple[Tensor, ...]]:
+        """A weight, what is updated, the gradient and both moments, some elements at a time."""
         state, own = self.states(weight), local(weight.detach())
-        master = state.get("master", own)
-        whole = (own, master, local(weight.grad), state["first"], state["second"])
-        for value, wide, grad, first, second in zip(*(one.view(-1).split(_PIECE) for one in whole), strict=True):
-            self._adamw([wide], [grad], [{"first": first, "second": second}], group)
-            if master is not own:
-                value.copy_(wide)
+        whole = (own, state.get("master", own), local(weight.grad).contiguous(), state["first"], state["second"])
+        pieces = list(zip(*(one.view(-1).split(_PIECE) for one in whole), strict=True))
+        return pieces if "master" in state else [(value, value, *rest) for value, _, *rest in pieces]
 
     def _update_on_host(self, weight: Tensor, grad: Tensor, group: dict[str, Any], send: Send) -> None:
         state, own = self.states(weight), local(weight.detach())
@@ -86,7 +88,7 @@ class AdamW(torch.optim.Optimizer):
         firsts, seconds = ([state[name].float() for state in states] for name in ("first", "second"))
         adamw(
             weights, [grad.float() for grad in grads], firsts, seconds, [],
-            [torch.tensor(float(group["step"] - 1), device=weight.device) for weight in weights],
+            list(torch.full((len(weights),), group["step"] - 1.0, device=weights[0].device).unbind()),
             foreach=False, fused=True, amsgrad=False, maximize=False,
             lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
             weight_decay=group["weight_decay"],
@@ -95,3 +97,15 @@ class AdamW(torch.optim.Optimizer):
             if first is not state["first"]:
                 state["first"].copy_(first)
                 state["second"].copy_(second)
+
+
+def _batches(pieces: list[tuple[Tensor, ...]]) -> Iterator[list[tuple[Tensor, ...]]]:
+    """As many at a time as are cast together: what is narrower than float32 is, and all of it would be felt."""
+    batch: list[tuple[Tensor, ...]] = []
+    for piece in pieces:
+        if batch and sum(one[0].numel() for one in batch) + piece[0].numel() > _PIECE:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
