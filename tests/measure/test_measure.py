@@ -1,0 +1,137 @@
+"""Measuring a whole machine with small shapes: what is written, interruption, noise, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright.cost.constants import DEFAULT
+from meshwright.errors import InputError
+from meshwright.measure import profile, samples, worker
+from meshwright.measure.front import layers, measure
+from meshwright.measure.profile import TooNoisy, check
+from meshwright.measure.samples import Sample, Scale
+from meshwright.measure.timing import Timing
+
+SMALL = Scale((16, 64), (16, 32, 64), (16, 32), ((2, 16),), 2**12, 2**12)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that take seconds; noise of a busy machine is none of these tests' business."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(profile, "PROCESSOR", SMALL)
+    monkeypatch.setattr(profile, "_NOISY", 1e9)
+
+
+def test_what_is_written_is_a_cluster_that_plans_use(small: None, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    told: list[str] = []
+    found = measure(str(path), 1, lambda name, done, of: told.append(name))
+    assert told[0] == "products, fp32"
+    assert told[-1] == "done"
+    loaded = mw.Cluster.load(path)
+    assert found == loaded
+    seen = loaded.device(0).measured
+    assert seen is not None
+    assert seen.issues_alone
+    assert seen.memory
+    assert not list(tmp_path.glob("*.partial.json"))
+    job = mw.Job(mw.Model.preset("tiny-llama"), loaded, 4, seq_len=32, precision="fp32")
+    priced, plain = (
+        mw.estimate(mw.Job(job.model, c, 4, 32, "fp32"), {}) for c in (loaded, mw.Cluster.preset("local:1"))
+    )
+    assert priced.step_seconds != plain.step_seconds
+    assert mw.plan(job).estimate
+
+
+def test_an_interrupted_run_goes_on(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cluster.toml"
+
+    def stop(name: str, done: int, of: int) -> None:
+        if name == "memory":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(str(path), 1, stop)
+    assert not path.exists()
+    kept = json.loads((tmp_path / "cluster.toml.partial.json").read_text())["done"]
+    assert sorted(kept) == ["attention @ cpu", "products, fp32 @ cpu"]
+    monkeypatch.setattr(samples, "products", lambda *_: pytest.fail("was measured before"))
+    measure(str(path), 1)
+    assert path.exists()
+
+
+def test_timings_of_another_machine_are_not_used(small: None, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml.partial.json"
+    path.write_text(json.dumps({"machine": {"torch": "0"}, "done": {"products, fp32 @ cpu": [{"kind": "x"}]}}))
+    assert measure(str(tmp_path / "cluster.toml"), 1) is not None
+
+
+def test_noise_is_refused_by_name() -> None:
+    calm = [Sample("addition", {"bytes": i}, Timing(1e-3, 0.02)) for i in range(9)]
+    check("memory", [*calm, Sample("addition", {"bytes": 9}, Timing(1e-3, 0.9))])
+    wild = [Sample("addition", {"bytes": 2**i}, Timing(1e-3, 0.4 + i)) for i in range(3)]
+    with pytest.raises(TooNoisy, match=r"memory: 3 of 12 timings .* 'addition bytes=4' \(240%\); nothing was written"):
+        check("memory", [*calm, *wild])
+
+
+def test_noise_is_measured_again_before_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def once_calm() -> list[Sample]:
+        tries.append(1)
+        return [Sample("x", {"bytes": 1}, Timing(1.0, 0.9 if len(tries) < 3 else 0.1))]
+
+    state = worker.State(tmp_path / "state.json", {})
+    worker._measured("x", once_calm, ["cpu"], state, 1)
+    assert len(tries) == 3
+    assert state.done["x @ cpu"][0].timing.spread == 0.1
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("cluster.json", "is no .toml file"), ("nowhere/cluster.toml", "no such folder")]
+)
+def test_mistakes_are_said_before_anything_is_timed(path: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        measure(str(tmp_path / path))
+
+
+def test_layers_of_a_model_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    model = mw.Model.preset("tiny-moe")
+    job = mw.Job(model, mw.Cluster.preset("1xcpu"), 2, seq_len=32, precision="fp32")
+    rows = layers(job)
+    assert sum(row.count for row in rows) == len(model.layers)
+    blocks = [row for row in rows if row.name.startswith("block")]
+    assert all(row.seen.forward > 0 and row.seen.repeated > 0 for row in blocks)
+    attention = next(row for row in rows if row.name.endswith("attention"))
+    assert attention.seen.kept == pytest.approx(attention.expected.kept, rel=0.6)
+
+
+def test_measured_numbers_take_the_place_of_usual_ones() -> None:
+    """A chip that was seen to do half of what is usual takes twice as long for its products."""
+    plain = mw.Cluster.preset("1xh100")
+    table = {"group": [{"device": "h100", "nodes": 1, "devices_per_node": 1}]}
+    from meshwright.cost.compute import Chip
+    from meshwright.cost.runtime import runtime
+
+    usual = Chip.of(plain.device(0), "bf16", runtime("meshwright")).products
+    half = {"tflops": usual.rate / 2e12, "half_k": usual.half_k, "half": usual.half, "floor_us": usual.floor * 1e6}
+    slow = mw.Cluster.from_table({"group": [{**table["group"][0], "measured": {"product": {"bf16": half}}}]})
+    chip = Chip.of(slow.device(0), "bf16", runtime("meshwright"), DEFAULT)
+    assert chip.products.rate == pytest.approx(usual.rate / 2)
+    assert chip.memory == Chip.of(plain.device(0), "bf16", runtime("meshwright")).memory
+    job = mw.Job(mw.Model.preset("llama3.2-1b"), slow, 1, 4096)
+    other = mw.Job(mw.Model.preset("llama3.2-1b"), plain, 1, 4096)
+    ratio = mw.estimate(job, {}).breakdown["forward compute"] / mw.estimate(other, {}).breakdown["forward compute"]
+    assert 1.5 < ratio < 2.0
+
+
+def test_an_unknown_precision_is_named() -> None:
+    row = {"device": "h100", "nodes": 1, "measured": {"product": {"bf17": {"tflops": 1}}}}
+    with pytest.raises(InputError, match=r"group\[0\].measured.product: unknown precision 'bf17'"):
+        mw.Cluster.from_table({"group": [row]})
