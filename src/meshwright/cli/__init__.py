@@ -27,6 +27,7 @@ VERBS = {
     "cluster": "meshwright.cli.cluster",
     "plan": "meshwright.cli.plan",
     "train": "meshwright.cli.train",
+    "launch": "meshwright.cli.launch",
     "explain": "meshwright.cli.explain",
     "compare": "meshwright.cli.compare",
     "sweep": "meshwright.cli.sweep",
@@ -76,6 +77,8 @@ Start here:
   meshwright check plan.json            is it valid, and does it fit?
   meshwright train tiny-llama --cluster local:2 --data synthetic --steps 20
                                         plan it, start the processes, train it
+  meshwright launch plan.json --on slurm --data tokens/ --steps 1000 -o run
+                                        the same on Slurm, Kubernetes, Ray or under torchrun
   meshwright estimate plan.json         how long is a step, and where does the time go?
   meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
 

@@ -90,7 +90,7 @@ def apply(
     refuse(plan)
     facts = numerics(model)
     value = values or (lambda key, shape: fresh(key, shape, facts.initializer, seed))
-    ranks = {device: rank for rank, device in enumerate(used_devices(plan))}
+    ranks = {device: rank for rank, device in enumerate(plan.used)}
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world != len(ranks):
         raise InputError(
@@ -266,8 +266,3 @@ def _train(how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], hol
             stage.after = _bridges(holdings[s][-1], holdings[s + 1][0], how.me)
         made.append(stage)
     return Train(pipeline, made)
-
-
-def used_devices(plan: Plan) -> list[int]:
-    """Devices of the cluster that a plan uses, in order: process i runs on the i-th."""
-    return sorted({device for p in plan.pipelines for stage in p.stages for device in stage.ranks})

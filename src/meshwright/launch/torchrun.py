@@ -1,0 +1,49 @@
+"""torchrun's command on every node.
+
+Several nodes meet by torchrun's static rendezvous, not by c10d: c10d numbers nodes by their host names (PyTorch 2.13,
+torch/distributed/elastic/rendezvous/dynamic_rendezvous.py sorts participants, run.py ignores --node-rank), and a plan
+whose nodes differ needs each at its place.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from meshwright.errors import InputError
+from meshwright.launch.placement import Alike
+from meshwright.launch.request import PORT, Request
+from meshwright.launch.vendors import visible
+
+
+def torchrun(request: Request, some: Alike, *, node: str, address: str, port: str = str(PORT)) -> list[str]:
+    """The arguments on one node; `node` is its number among all, `address` the first one's."""
+    count = sum(each.nodes for each in request.nodes)
+    start = ["torchrun", f"--nproc-per-node={some.per_node}"]
+    if count == 1:
+        start.append("--standalone")
+    else:
+        start += [f"--nnodes={count}", f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
+    return [*start, "-m", *request.command]
+
+
+def script(request: Request, address: str = "") -> str:
+    """One line to run on each node, as text for people and shells.
+
+    >>> import meshwright as mw
+    >>> from meshwright.run.options import Training
+    >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1x4xh100"), 4, seq_len=32)
+    >>> print(script(Request(job, mw.Plan.of({"dp": 4}, job), "plan.json", Training(steps=5))), end="")
+    # ranks 0-3: 1 node of 4 h100
+    torchrun --nproc-per-node=4 --standalone -m meshwright train --plan plan.json --steps 5
+    """
+    every = request.nodes
+    if not address and sum(some.nodes for some in every) > 1:
+        raise InputError("is needed for several nodes", field="--address", valid="the first node's, as the others see it")
+    text = ""
+    for some, line in zip(every, request.lines, strict=True):
+        text += f"# {line}\n"
+        seen = visible(request.job.cluster.groups[some.group].device, some)
+        for i in range(some.nodes):
+            words = torchrun(request, some, node=str(some.first_node + i), address=address)
+            text += shlex.join([*(f"{name}={value}" for name, value in seen.items()), *words]) + "\n"
+    return text
