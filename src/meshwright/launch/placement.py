@@ -95,5 +95,6 @@ def in_words(job: Job, some: Alike) -> str:
     """
     kind = job.cluster.groups[some.group].device.name
     ranks = f"ranks {some.ranks[0]}-{some.ranks[-1]}" if len(some.ranks) > 1 else f"rank {some.ranks[0]}"
-    part = "" if some.whole else f", devices {device_text(list(some.locals))} of {'it' if some.nodes == 1 else 'each'}"
+    used = f"device{'s' * (some.per_node > 1)} {device_text(list(some.locals))}"
+    part = "" if some.whole else f", {used} of {'it' if some.nodes == 1 else 'each'}"
     return f"{ranks}: {some.nodes} node{'s' * (some.nodes != 1)} of {some.size} {kind}{part}"

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.cluster import Device
 from meshwright.cost.estimate import Estimate
-from meshwright.errors import InputError, MeshwrightError, plain
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.launch.placement import Alike
-from meshwright.launch.ray_rank import Rank
+from meshwright.launch.ray_rank import Rank, ask_to_end
 from meshwright.launch.request import Request
 from meshwright.launch.vendors import vendor_of, visible
 from meshwright.run.front import make_folders
@@ -28,7 +28,6 @@ Event = dict[str, Any]
 Bundle = dict[str, float]
 _ROOM = 600.0  # seconds to wait for nodes: others may be using them, or they have yet to start
 _KNOWN = 2.0  # seconds that others get to say why, once one has failed
-_CONTROL = "control"  # a thread of an actor, beside the one that trains
 _NOT_HIDDEN = ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES")  # fmt: skip
 
@@ -76,28 +75,33 @@ def train(
     from ray.util.queue import Queue
 
     work = Work(request.plan.to_table(), request.run, promised.step_seconds, promised.mfu, request.plan.devices)
-    group, queue, ranks = None, None, []
     try:
         with _asked() as asked:
             group = _nodes(ray, request, room, asked)
             make_folders(request.plan, request.run)
             queue = Queue(actor_options={"num_cpus": 0})
-            ranks = _start(ray, request, group)
-            host, port = ray.get(ranks[0][0].address.remote(), timeout=room)
-            shared = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(work.world)}
+            members = _start(ray, request, group, room)
+            shared = {"MASTER_ADDR": members[0].host, "MASTER_PORT": str(members[0].port)}
+            shared["WORLD_SIZE"] = str(work.world)
             running = {
-                actor.train.remote(work, shared | place, queue if rank == 0 else _Nobody()): rank
-                for rank, (actor, place) in enumerate(ranks)
+                member.actor.train.remote(work, shared | member.place, queue if rank == 0 else _Nobody()): rank
+                for rank, member in enumerate(members)
             }
-            _watch(ray, [actor for actor, _ in ranks], running, queue, tell, asked)
+            _watch(ray, members, running, queue, tell, asked)
     finally:
-        for actor, _ in ranks:
-            ray.kill(actor)
-        if queue:
-            queue.shutdown(force=True)
-        if group:
-            ray.util.remove_placement_group(group)
-        ray.shutdown()
+        ray.shutdown()  # ends what this program has started: actors, the queue, the placement group
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One process of the run."""
+
+    actor: Any
+    place: dict[str, str]  # its own part of the environment
+    host: str
+    port: int
+    process: int
+    where: Any  # the node, as Ray's scheduler is told
 
 
 class _Nobody:
@@ -147,23 +151,23 @@ def _short_of(ray: Any, wanted: list[Bundle]) -> str:
     return f"the plan needs nodes of its own: {'; '.join(asks)}"
 
 
-def _start(ray: Any, request: Request, group: Any) -> list[tuple[Any, dict[str, str]]]:
-    """Every actor with its own part of the environment, in the order of ranks."""
+def _start(ray: Any, request: Request, group: Any, room: float) -> list[_Member]:
+    """Every actor, in the order of ranks."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    actor = ray.remote(concurrency_groups={_CONTROL: 1})(Rank)
-    found = []
+    made = []
     for some in request.nodes:
         device = request.job.cluster.groups[some.group].device
         # All devices of the node are ours, and seen: a process finds its own, and its neighbours'.
         environment = dict.fromkeys(_NOT_HIDDEN, "1") | visible(device, some)
-        options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": environment}} | _share(device)
+        options = {"num_cpus": 1, "runtime_env": {"env_vars": environment}} | _share(device)
         for rank in some.ranks:
             node = some.first_node + (rank - some.first_rank) // some.per_node
             where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=node)
-            made = actor.options(scheduling_strategy=where, **options).remote()
-            found.append((made, _place(some, rank)))
-    return found
+            made.append((ray.remote(Rank).options(scheduling_strategy=where, **options).remote(), some, rank, where))
+    met = ray.get([actor.met.remote() for actor, *_ in made], timeout=room)
+    return [_Member(actor, _place(some, rank), *found, where)
+            for (actor, some, rank, where), found in zip(made, met, strict=True)]  # fmt: skip
 
 
 def _share(device: Device) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def _asked() -> Iterator[list[float]]:
 
 
 def _watch(
-    ray: Any, actors: list[Any], running: dict[Any, int], queue: Any, tell: Callable[[Event], None], asked: list[float]
+    ray: Any, members: list[_Member], running: dict[Any, int], queue: Any, tell: Callable[[Event], None], asked: list[float]
 ) -> None:
     """Until all have ended; a failure ends the others, a signal asks all to end."""
     failures: list[Event] = []
@@ -199,8 +203,9 @@ def _watch(
         if asked and not told:
             told = True
             print(STOPPING, file=sys.stderr)  # noqa: T201
-            for actor in actors:
-                actor.stop.options(concurrency_group=_CONTROL).remote()
+            for member in members:
+                near = ray.remote(ask_to_end).options(num_cpus=0, scheduling_strategy=member.where)
+                near.remote(member.process)
         if len(asked) > 1:
             raise TrainingFailed(AT_ONCE)
         ended, _ = ray.wait(list(running), num_returns=1, timeout=0.2)

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """Trains in the main thread of its process, where signals are heard; the other methods have a thread of their own."""
+    """Trains in the main thread of its process, where signals are heard: it has no other thread that could be called."""
 
-    def address(self) -> tuple[str, int]:
-        """Where the others find this process, at a port that is free."""
+    def met(self) -> tuple[str, int, int]:
+        """Where the others find this process, at a port that is free; and its number on its node."""
         import ray
 
         with socket.socket() as opened:
             opened.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(opened.getsockname()[1])
+            return ray.util.get_node_ip_address(), int(opened.getsockname()[1]), os.getpid()
 
     def train(self, work: Work, place: dict[str, str], events: Any) -> dict[str, Any] | None:
         """Until the end; what went wrong, if anything did. `place` is the environment that torchrun would give."""
@@ -29,6 +29,7 @@ class Rank:
         os.environ.update(place)
         return attempt(work, int(place["LOCAL_RANK"]), int(place["LOCAL_WORLD_SIZE"]), events.put)
 
-    def stop(self) -> None:
-        """End after a whole step, with a checkpoint."""
-        os.kill(os.getpid(), signal.SIGTERM)
+
+def ask_to_end(process: int) -> None:
+    """A process of this node, after a whole step and with a checkpoint."""
+    os.kill(process, signal.SIGTERM)

@@ -37,7 +37,7 @@ shift
 exec "$@"
 END
 
-{ending}echo "job $SLURM_JOB_ID: {world} processes, the first on $MASTER_ADDR; what they say is in {logs}"
+{ending}echo "job $SLURM_JOB_ID: {world} processes, the first on $MASTER_ADDR; what they say is in" {logs}
 srun {steps} &
 """
 
@@ -81,7 +81,7 @@ def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - froz
     steps = " : \\\n    ".join(_step(request, some, i if len(every) > 1 else -1) for i, some in enumerate(every))
     body = _BODY.format(
         train=shlex.join([sys.executable, "-m", *request.command]), nodes=nodes, world=request.plan.devices, steps=steps,
-        ending=_ASK if again else "", logs=_log(request, "$SLURM_JOB_ID-*.log").strip("'"),
+        ending=_ASK if again else "", logs=shlex.quote(log_folder(request)),
     )  # fmt: skip
     return head + "#SBATCH hetjob\n".join(parts) + body + (_GO_ON if again else "wait $!\n")
 
@@ -92,17 +92,18 @@ def log_folder(request: Request) -> str:
 
 
 def _log(request: Request, name: str) -> str:
-    return shlex.quote(os.path.normpath(os.path.join(log_folder(request), name)))
+    """A path with Slurm's patterns in its name only."""
+    return os.path.normpath(os.path.join(log_folder(request).replace("%", "%%"), name))
 
 
 def _directives(*options: dict[str, str]) -> str:
     given = {name: value for some in options for name, value in some.items()}
-    return "".join(f"#SBATCH --{name}{f'={value}' if value else ''}\n" for name, value in given.items())
+    return "".join(f"#SBATCH --{name}{f'={shlex.quote(value)}' if value else ''}\n" for name, value in given.items())
 
 
 def _common(request: Request, site: Slurm) -> dict[str, str]:
     """Said once; Slurm hands these on to the other components."""
-    found = {"job-name": request.name, "chdir": shlex.quote(os.getcwd()), "output": _log(request, "%j.log")}
+    found = {"job-name": request.name, "chdir": os.getcwd(), "output": _log(request, "%j.log")}
     found |= {name: value for name, value in (("account", site.account), ("time", site.time)) if value}
     if request.run.output:
         found |= {"open-mode": "append", "requeue": "", "signal": f"B:USR1@{GRACE}"}

@@ -7,6 +7,7 @@ whose nodes differ needs each at its place.
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from meshwright.errors import InputError
@@ -37,13 +38,21 @@ def script(request: Request, address: str = "") -> str:
     torchrun --nproc-per-node=4 --standalone -m meshwright train --plan plan.json --steps 5
     """
     every = request.nodes
-    if not address and sum(some.nodes for some in every) > 1:
-        raise InputError("is needed for several nodes", field="--address", valid="the first node's, as the others see it")
+    host, port = _parted(address) if sum(some.nodes for some in every) > 1 else ("", "")
     text = ""
     for some, line in zip(every, request.lines, strict=True):
         text += f"# {line}\n"
         seen = visible(request.job.cluster.groups[some.group].device, some)
         for i in range(some.nodes):
-            words = torchrun(request, some, node=str(some.first_node + i), address=address)
+            words = torchrun(request, some, node=str(some.first_node + i), address=host, port=port)
             text += shlex.join([*(f"{name}={value}" for name, value in seen.items()), *words]) + "\n"
     return text
+
+
+def _parted(address: str) -> tuple[str, str]:
+    """Host and port."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+)(?::([0-9]{1,5}))?", address)
+    if not match or int(match[2] or PORT) > 65535:
+        problem = f"'{address}' is no address" if address else "is needed for several nodes"
+        raise InputError(problem, field="--address", valid="HOST or HOST:PORT of the first node, as the others see it")
+    return match[1].strip("[]"), match[2] or str(PORT)
