@@ -34,7 +34,7 @@ KNOWN = {
 def install(folder: Path) -> None:
     """The four commands in a folder for PATH."""
     for name in ("sbatch", "srun", "scontrol", "scancel"):
-        (folder / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {__file__} {name} \"$@\"\n")
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {__file__} {name} "$@"\n')
         (folder / name).chmod(0o755)
 
 
@@ -142,4 +142,8 @@ def scancel(words: list[str]) -> int:
 
 if __name__ == "__main__":
     tool, arguments = sys.argv[1], sys.argv[2:]
-    sys.exit(batch() if tool == "batch" else {"sbatch": sbatch, "srun": srun, "scontrol": scontrol, "scancel": scancel}[tool](arguments))
+    sys.exit(
+        batch()
+        if tool == "batch"
+        else {"sbatch": sbatch, "srun": srun, "scontrol": scontrol, "scancel": scancel}[tool](arguments)
+    )

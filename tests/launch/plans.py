@@ -16,7 +16,9 @@ from meshwright.run.options import Training
 UNLIKE = {
     "model": "tiny-llama", "cluster": "1x2xcpu+1x2xcpu", "global_batch": 4, "seq_len": 32, "precision": "fp32",
     "micro_batches": 2,
-    "stages": [{"layers": "embed..block.1", "devices": "0-1", "dp": 2}, {"layers": "block.2..head", "devices": "3", "dp": 1}],
+    "stages": [
+        {"layers": "embed..block.1", "devices": "0-1", "dp": 2}, {"layers": "block.2..head", "devices": "3", "dp": 1}
+    ],
 }  # fmt: skip
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
+from meshwright.errors import InputError
 from meshwright.launch.placement import alike, in_words, placement
 from tests.launch.plans import UNLIKE, using
 
@@ -56,10 +60,36 @@ def test_an_unlike_plan_of_the_other_tests() -> None:
     assert places(plan) == [(0, 0, 0, 0), (1, 0, 0, 1), (3, 1, 0, 1)]
 
 
+def test_swaps_find_their_peer_where_nodes_differ_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 6 to 9 are a node of four after one of six: rank 7 is its second device."""
+    from types import SimpleNamespace
+
+    from meshwright.run.apply import _places
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1x6xh100+1x4xh100"), 4, seq_len=32)
+    parts = ("embed..block.0", "block.1..block.2", "block.3..head")
+    stages: list[dict[str, Any]] = [
+        {"layers": part, "devices": d} for part, d in zip(parts, ("0", "7", "8"), strict=True)
+    ]
+    stages[2]["swap"] = {"to": 1, "activations": 0.5}
+    pipeline = mw.Plan.of({"stages": stages, "micro_batches": 4}, job).pipelines[0]
+    how: Any = SimpleNamespace(ranks={device: device for device in range(10)}, device="cuda:2", me=8)
+    (place,) = _places(how, pipeline, pipeline.stages[2].spans[0], 0)
+    assert place.device == "cuda:1"
+    how.ranks = {**how.ranks, 7: 5}
+    with pytest.raises(InputError, match="another node"):
+        _places(how, pipeline, pipeline.stages[2].spans[0], 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_part_of_any_cluster(data: st.DataObject) -> None:
-    groups = data.draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=3))
+    groups = data.draw(
+        st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=3)
+    )
     every = [(g, n, i) for g, (nodes, size, _) in enumerate(groups) for n in range(nodes) for i in range(size)]
     used = sorted(data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1)))
     plan = using("+".join(f"{nodes}x{size}x{kind}" for nodes, size, kind in groups), used)

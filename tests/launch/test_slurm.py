@@ -93,7 +93,11 @@ def test_a_job_runs_is_put_back_and_goes_on(tmp_path: Path, meshwright: Run, mon
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["submitted"] == fake_slurm.JOB
-    assert [(r["rank"], r["device"], r["group"], r["local"]) for r in facts["ranks"]] == [(0, 0, 0, 0), (1, 1, 0, 1), (2, 3, 1, 1)]
+    assert [(r["rank"], r["device"], r["group"], r["local"]) for r in facts["ranks"]] == [
+        (0, 0, 0, 0),
+        (1, 1, 0, 1),
+        (2, 3, 1, 1),
+    ]
 
     def started() -> int:
         return len(losses_in(run)) if (run / "events.jsonl").exists() else 0

@@ -27,7 +27,9 @@ def parsed(script: str) -> list[tuple[dict[str, str], Any]]:
             continue
         words = shlex.split(line)
         start = words.index("torchrun")
-        found.append((dict(word.split("=", 1) for word in words[:start]), get_args_parser().parse_args(words[start + 1 :])))
+        found.append(
+            (dict(word.split("=", 1) for word in words[:start]), get_args_parser().parse_args(words[start + 1 :]))
+        )
     return found
 
 
@@ -42,7 +44,9 @@ def test_every_node_has_its_number_and_its_devices() -> None:
     plan = using("2x8xa100-80gb+4x8xv100-32gb", [*range(16), *range(20, 24), *range(24, 48)])
     found = parsed(torchrun.script(request(plan), "node01:1234"))
     assert [arguments.node_rank for _, arguments in found] == [0, 1, 2, 3, 4, 5]
-    assert {(a.nnodes, a.master_addr, a.master_port, a.rdzv_backend) for _, a in found} == {("6", "node01", 1234, "static")}
+    assert {(a.nnodes, a.master_addr, a.master_port, a.rdzv_backend) for _, a in found} == {
+        ("6", "node01", 1234, "static")
+    }
     assert [a.nproc_per_node for _, a in found] == ["8", "8", "4", "8", "8", "8"]
     assert [env for env, _ in found] == [{}, {}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {}, {}, {}]
 

@@ -24,9 +24,13 @@ _OPTIONS = (
         default=0,
         help="Of fresh weights and of the order of samples (default 0).",
     ),
-    click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4)."),
+    click.option(
+        "--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4)."
+    ),
     click.option("--warmup", type=click.IntRange(min=0), default=2, help="Steps over which it rises (default 2)."),
-    click.option("--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls."),
+    click.option(
+        "--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls."
+    ),
     click.option(
         "--clip", type=click.FloatRange(min=0), default=1.0, help="Largest norm of gradients; 0: any (default 1)."
     ),
@@ -46,7 +50,9 @@ _OPTIONS = (
     click.option("--init-from", default="", help="First weights: a folder with Hugging Face safetensors."),
     click.option("--export", default="", help="Write the trained model there, as transformers reads it."),
     click.option("--lora", type=click.IntRange(min=0), default=0, help="Train adapters of this rank, not the weights."),
-    click.option("--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do."),
+    click.option(
+        "--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do."
+    ),
     click.option("--guard/--no-guard", default=True, help="Leave out steps whose loss is far too high (default: do)."),
     click.option("--profile", default="", help="Write a trace of three steps per process to this folder."),
 )

@@ -32,14 +32,12 @@ def manifests(request: Request, site: Site, kind: Kind = "jobset") -> list[dict[
 def text(request: Request, site: Site, kind: Kind = "jobset") -> str:
     """The same as YAML; who runs where stands above it."""
     head = "".join(f"# {line}\n" for line in request.lines)
-    return head + yaml.dump_all(manifests(request, site, kind), Dumper=_Dumper, sort_keys=False, width=1000)
+    written: str = yaml.dump_all(manifests(request, site, kind), Dumper=_Dumper, sort_keys=False, width=1000)
+    return head + written
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines of text as a block, as people write them; nothing by reference."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    """Several lines of text as a block, as people write them."""
 
 
 def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -76,7 +74,12 @@ def jobset(request: Request, site: Site) -> dict[str, Any]:
         "failurePolicy": {"maxRestarts": RESTARTS if request.run.output else 0},
         "replicatedJobs": jobs,
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": request.name}, "spec": spec}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": request.name},
+        "spec": spec,
+    }
 
 
 def pytorchjob(request: Request, site: Site) -> dict[str, Any]:

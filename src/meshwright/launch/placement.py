@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+from meshwright.errors import shorten
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import device_text
 
@@ -93,7 +94,7 @@ def in_words(job: Job, some: Alike) -> str:
     >>> [in_words(job, some) for some in alike(job, mw.Plan.of({"dp": 12}, job))]
     ['ranks 0-7: 1 node of 8 h100', 'ranks 8-11: 1 node of 8 h100, devices 0-3 of it']
     """
-    kind = job.cluster.groups[some.group].device.name
+    kind = shorten(job.cluster.groups[some.group].device.name)
     ranks = f"ranks {some.ranks[0]}-{some.ranks[-1]}" if len(some.ranks) > 1 else f"rank {some.ranks[0]}"
     used = f"device{'s' * (some.per_node > 1)} {device_text(list(some.locals))}"
     part = "" if some.whole else f", {used} of {'it' if some.nodes == 1 else 'each'}"

@@ -61,7 +61,8 @@ def pod(request: Request, some: Alike, site: Site, node: str, address: str, port
     words = torchrun(request, some, node="@", address="@", port="@")
     here = {"--node-rank=@": f"--node-rank={node}", "--master-addr=@": f"--master-addr={address}",
             "--master-port=@": f"--master-port={port}"}  # fmt: skip
-    command = "exec " + " ".join(here.get(word) or shlex.quote(word) for word in words)
+    # Kubernetes reads $(NAME) and $$ in commands before the shell does: what users write is not meant so.
+    command = "exec " + " ".join(here.get(word) or shlex.quote(word).replace("$", "$$") for word in words)
     environment = visible(device, some) | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE - 20), "PYTHONUNBUFFERED": "1"}
     container: dict[str, Any] = {
         "name": "pytorch",
@@ -104,8 +105,9 @@ def _volumes(request: Request, site: Site) -> list[tuple[str, str, dict[str, Any
 
 
 def _labels(request: Request, some: Alike, site: Site, device: Device) -> dict[str, str]:
-    """Labels of the nodes of a group: those given, else where groups differ what NVIDIA's feature discovery calls a
-    device (nvidia.com/gpu.product: the driver's name, spaces as dashes; NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery)."""
+    """Labels of the nodes of a group: those given, else where groups differ those of NVIDIA's feature discovery
+    (nvidia.com/gpu.product is the driver's name, spaces as dashes; NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery).
+    """
     groups = request.job.cluster.groups
     if given := for_group(site.selectors, some.group, len(groups), "--node-selector"):
         key, equals, value = given.partition("=")

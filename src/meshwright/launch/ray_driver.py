@@ -7,6 +7,7 @@ torchrun. Events come back through a queue of Ray's; the first failure ends all.
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -117,12 +118,20 @@ def _connected(address: str) -> Any:
     except ImportError:
         raise InputError("is not installed", field="--on ray", valid="pip install 'meshwright[ray]'") from None
     try:
+        _reachable(address)
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        problem = f"no cluster of Ray answers{f' at {address}' if address else ''}: {str(error).splitlines()[0][:200]}"
+    except (OSError, ValueError, RuntimeError) as error:  # a refused connection is an OSError
+        problem = f"no cluster of Ray answers{f' at {address}' if address else ''}: {_first_line(error)}"
         valid = "HOST:PORT of one; 'ray start --head' starts one here"
         raise InputError(problem, field="--address", valid=valid) from None
     return ray
+
+
+def _reachable(address: str) -> None:
+    """Whether anything listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _nodes(ray: Any, request: Request, room: float, asked: list[float]) -> Any:
@@ -159,15 +168,20 @@ def _start(ray: Any, request: Request, group: Any, room: float) -> list[_Member]
     for some in request.nodes:
         device = request.job.cluster.groups[some.group].device
         # All devices of the node are ours, and seen: a process finds its own, and its neighbours'.
-        environment = dict.fromkeys(_NOT_HIDDEN, "1") | visible(device, some)
-        options = {"num_cpus": 1, "runtime_env": {"env_vars": environment}} | _share(device)
+        environment = dict.fromkeys(_NOT_HIDDEN, "1") | visible(device, some) if vendor_of(device).visible else {}
+        options = {"num_cpus": 1, "runtime_env": {"env_vars": environment} if environment else None} | _share(device)
         for rank in some.ranks:
             node = some.first_node + (rank - some.first_rank) // some.per_node
             where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=node)
             made.append((ray.remote(Rank).options(scheduling_strategy=where, **options).remote(), some, rank, where))
-    met = ray.get([actor.met.remote() for actor, *_ in made], timeout=room)
-    return [_Member(actor, _place(some, rank), *found, where)
-            for (actor, some, rank, where), found in zip(made, met, strict=True)]  # fmt: skip
+    try:
+        met = ray.get([actor.met.remote() for actor, *_ in made], timeout=room)
+    except ray.exceptions.RayError as error:
+        raise TrainingFailed(f"a process could not be started: {_first_line(error)}") from None
+    found = []
+    for (actor, some, rank, where), (host, port, process) in zip(made, met, strict=True):
+        found.append(_Member(actor, _place(some, rank), host, port, process, where))
+    return found
 
 
 def _share(device: Device) -> dict[str, Any]:
@@ -194,7 +208,12 @@ def _asked() -> Iterator[list[float]]:
 
 
 def _watch(
-    ray: Any, members: list[_Member], running: dict[Any, int], queue: Any, tell: Callable[[Event], None], asked: list[float]
+    ray: Any,
+    members: list[_Member],
+    running: dict[Any, int],
+    queue: Any,
+    tell: Callable[[Event], None],
+    asked: list[float],
 ) -> None:
     """Until all have ended; a failure ends the others, a signal asks all to end."""
     failures: list[Event] = []
@@ -235,9 +254,12 @@ def _failure(ray: Any, one: Any, rank: int, *, asked: bool) -> Event | None:
     try:
         found: Event | None = ray.get(one)
     except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()
-        problem = f"rank {rank} was lost: {' '.join(why)[:300]}" if why else f"rank {rank} was lost"
-        return {"error": TrainingFailed(problem), "consequence": asked, "time": time.time()}
+        problem = TrainingFailed(f"rank {rank} was lost: {_first_line(error)}")
+        return {"error": problem, "consequence": asked, "time": time.time()}
     if found and not isinstance(found["error"], MeshwrightError):
         return found | {"error": TrainingFailed(str(found["error"]))}
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -17,6 +17,7 @@ PORT = 29500  # torchrun's own default
 
 # Options of `meshwright train` whose name is not that of the field.
 _FLAGS = {"evaluate_every": "--eval-every", "dynamic": "--dynamic-precision", "guard": "--no-guard"}
+_DRIVEN = ("nvidia", "amd", "generic")
 _LONGEST_NAME = 40  # characters: Kubernetes' host names add to it, and have 63
 
 
@@ -45,8 +46,12 @@ class Request:
 
     @property
     def lines(self) -> list[str]:
-        """Who runs where, for people."""
-        return [in_words(self.job, some) for some in self.nodes]
+        """Who runs where, for people, and what they should know."""
+        found = [in_words(self.job, some) for some in self.nodes]
+        kinds = [self.job.cluster.groups[some.group].device for some in self.nodes]
+        others = sorted({kind.name for kind in kinds if kind.vendor not in _DRIVEN})
+        note = "note: training drives devices through CUDA or ROCm; on {} the processors would train"
+        return found + [note.format(name) for name in others]
 
     def started_again(self) -> Request:
         """As a scheduler starts it that may do so several times: it goes on where a checkpoint was written."""

@@ -12,12 +12,13 @@ from there. A job that is preempted, or loses a node, is put back by Slurm itsel
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, shorten
 from meshwright.launch.placement import Alike
 from meshwright.launch.request import GRACE, Request
 from meshwright.launch.vendors import vendor_of, visible
@@ -68,9 +69,17 @@ class Slurm:
     constraints: Sequence[str] = ()
     time: str = ""
 
+    def check(self) -> None:
+        """A job must have more time than it gets to end in, or it would never get on."""
+        seconds = _seconds(self.time) if self.time else 2 * GRACE
+        if seconds < 2 * GRACE:
+            problem = f"'{self.time}' is too short: {GRACE} s before its end a run is asked to save"
+            raise InputError(problem, field="--time", valid=f"{2 * GRACE // 60} minutes or more")
+
 
 def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - frozen
     """The whole script; `sbatch` takes it as a file or from standard input."""
+    site.check()
     request = request.started_again()
     every = request.nodes
     head = "#!/bin/bash\n" + "".join(f"# {line}\n" for line in request.lines)
@@ -86,6 +95,25 @@ def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - froz
     return head + "#SBATCH hetjob\n".join(parts) + body + (_GO_ON if again else "wait $!\n")
 
 
+def _seconds(time: str) -> float:
+    """Slurm's ways to write a time: minutes, minutes:seconds, hours:minutes:seconds, each also after days and a dash.
+
+    >>> _seconds("90"), _seconds("01:30:00"), _seconds("1-0"), _seconds("UNLIMITED")
+    (5400, 5400, 86400, inf)
+    """
+    if time.lower() in ("infinite", "unlimited"):
+        return float("inf")
+    match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,7}(?::\d{1,2}){0,2})", time, re.ASCII)
+    if not match:
+        raise InputError(f"'{time}' is no time", field="--time", valid="MINUTES, HH:MM:SS or D-HH:MM:SS")
+    parts = [int(part) for part in match[2].split(":")]
+    if match[1]:  # days-hours[:minutes[:seconds]]
+        units: tuple[int, ...] = (3600, 60, 1)
+    else:
+        units = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}[len(parts)]
+    return int(match[1] or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
 def log_folder(request: Request) -> str:
     """Where the job writes what it says; Slurm does not make it."""
     return os.path.join(request.run.output, "logs") if request.run.output else "."
@@ -98,6 +126,9 @@ def _log(request: Request, name: str) -> str:
 
 def _directives(*options: dict[str, str]) -> str:
     given = {name: value for some in options for name, value in some.items()}
+    for name, value in given.items():
+        if not value.isprintable():
+            raise InputError(f"'{shorten(value)}' holds characters that cannot be printed", field=f"--{name}")
     return "".join(f"#SBATCH --{name}{f'={shlex.quote(value)}' if value else ''}\n" for name, value in given.items())
 
 

@@ -11,7 +11,7 @@ import re
 import shlex
 
 from meshwright.errors import InputError
-from meshwright.launch.placement import Alike
+from meshwright.launch.placement import Alike, in_words
 from meshwright.launch.request import PORT, Request
 from meshwright.launch.vendors import visible
 
@@ -40,8 +40,8 @@ def script(request: Request, address: str = "") -> str:
     every = request.nodes
     host, port = _parted(address) if sum(some.nodes for some in every) > 1 else ("", "")
     text = ""
-    for some, line in zip(every, request.lines, strict=True):
-        text += f"# {line}\n"
+    for some in every:
+        text += f"# {in_words(request.job, some)}\n"
         seen = visible(request.job.cluster.groups[some.group].device, some)
         for i in range(some.nodes):
             words = torchrun(request, some, node=str(some.first_node + i), address=host, port=port)

@@ -72,7 +72,7 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(work.world))
+    os.environ.update(WORLD_SIZE=str(work.world), LOCAL_WORLD_SIZE=str(work.world))
     failure = attempt(work, rank, work.world, lambda event: events.put(("event", rank, event)))
     if failure:
         events.put(("failure", rank, failure))
