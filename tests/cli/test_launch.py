@@ -66,6 +66,7 @@ def test_here_it_trains_as_train_does(meshwright: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([], ["--on", "slurm"]),
         (["--on", "lsf"], ["--on", "slurm"]),
         (["--on", "slurm", "--image", "i"], ["--image", "is for kubernetes, not for slurm"]),
         (["--on", "kubernetes", "--partition", "p"], ["--partition", "is for slurm"]),

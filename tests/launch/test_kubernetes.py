@@ -136,7 +136,7 @@ def test_mistakes() -> None:
     refused("--node-selector: 'a100' is no label", one, Site("i", selectors=["a100"]))
     refused("--kind: nodes are of 2 sorts", using(*TWO_KINDS), kind="pytorchjob")
     refused("--node-selector: nothing tells nodes of mi300x", using("1x8xh100+1x8xmi300x", list(range(16))))
-    refused("nobody has published how schedulers count tpu-v4", using("1x4xtpu-v4", [0, 1]))
+    refused("launch does not know how schedulers count tpu-v4", using("1x4xtpu-v4", [0, 1]))
 
 
 def test_paths_with_odd_characters_reach_the_command() -> None:

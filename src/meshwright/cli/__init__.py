@@ -110,7 +110,8 @@ def main() -> None:
         sys.exit(0)
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "meshwright"
-        _fail(InputError(f"{error.format_message()} See '{verb} --help'."))
+        said = " ".join(error.format_message().split())  # a list of choices comes in lines
+        _fail(InputError(f"{said}{'.' * said[-1:].isalnum()} See '{verb} --help'."))
     except MeshwrightError as error:
         _fail(error)
     except BrokenPipeError:

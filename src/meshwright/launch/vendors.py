@@ -34,8 +34,9 @@ def vendor_of(device: Device) -> Vendor:
     if device.name == "cpu":
         return _CPU
     if device.vendor not in VENDORS:
-        problem = f"nobody has published how schedulers count {device.name} ({device.vendor})"
-        raise InputError(problem, field="job.cluster", valid=f"devices of {', '.join(VENDORS)}, or cpu")
+        problem = f"launch does not know how schedulers count {device.name} ({device.vendor})"
+        valid = f"devices of {', '.join(VENDORS)} (a cluster's file may say the vendor), or cpu"
+        raise InputError(problem, field="job.cluster", valid=valid)
     return VENDORS[device.vendor]
 
 
