@@ -40,6 +40,7 @@ demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts tha
 	@$(BIN)/python examples/plan_automatically.py
 	@$(BIN)/python examples/plan_by_hand.py
 	@$(BIN)/python examples/estimate_plans.py
+	@$(BIN)/python examples/launch_everywhere.py
 	@$(MAKE) --no-print-directory run
 	@$(BIN)/python examples/plan_any_module.py
 	@$(BIN)/python examples/prepare_data.py

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import meshwright as mw
 from meshwright.plan.short import parse_short
-from meshwright.run.apply import apply, used_devices
+from meshwright.run.apply import apply
 from meshwright.run.lane import Groups
 from meshwright.run.models import Context, build, fresh
 from meshwright.run.models.numerics import numerics
@@ -92,7 +92,7 @@ def _short(text: str) -> dict[str, Any]:
 
 
 def world_of(plan: mw.Plan) -> int:
-    return len(used_devices(plan))
+    return plan.devices
 
 
 def on_a_rank(

@@ -28,6 +28,7 @@ VERBS = {
     "measure": "meshwright.cli.measure",
     "plan": "meshwright.cli.plan",
     "train": "meshwright.cli.train",
+    "launch": "meshwright.cli.launch",
     "explain": "meshwright.cli.explain",
     "compare": "meshwright.cli.compare",
     "sweep": "meshwright.cli.sweep",
@@ -77,6 +78,8 @@ Start here:
   meshwright check plan.json            is it valid, and does it fit?
   meshwright train tiny-llama --cluster local:2 --data synthetic --steps 20
                                         plan it, start the processes, train it
+  meshwright launch plan.json --on slurm --data tokens/ --steps 1000 -o run
+                                        the same on Slurm, Kubernetes, Ray or under torchrun
   meshwright estimate plan.json         how long is a step, and where does the time go?
   meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
 
@@ -108,7 +111,8 @@ def main() -> None:
         sys.exit(0)
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "meshwright"
-        _fail(InputError(f"{error.format_message()} See '{verb} --help'."))
+        said = " ".join(error.format_message().split())  # a list of choices comes in lines
+        _fail(InputError(f"{said}{'.' * said[-1:].isalnum()} See '{verb} --help'."))
     except MeshwrightError as error:
         _fail(error)
     except BrokenPipeError:

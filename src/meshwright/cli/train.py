@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.common import as_json, complete_models, console, plan_options
+from meshwright.cli.training_options import run_of, training_options
 
 if TYPE_CHECKING:
     from meshwright.plan import Job, Plan
@@ -39,38 +40,7 @@ Exit codes: 0 trained, or stopped when asked; 1 the run failed or nothing fits; 
 @click.option("--plan", "plan_", metavar="PLAN", help="A plan.json, or a short plan such as tp=2,pp=2,zero=1.")
 @click.option("--cluster", help="Where to train: local (default), local:4, or a .toml file under a launcher.")
 @plan_options
-@click.option(
-    "--data", default="synthetic", help="synthetic (default), a prepared folder, or a text, JSONL or Parquet file."
-)
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps to train, in all.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=0,
-    help="Of fresh weights and of the order of samples (default 0).",
-)
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4).")
-@click.option("--warmup", type=click.IntRange(min=0), default=2, help="Steps over which it rises (default 2).")
-@click.option("--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls.")
-@click.option(
-    "--clip", type=click.FloatRange(min=0), default=1.0, help="Largest norm of gradients; 0: any (default 1)."
-)
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Default 0.1.")
-@click.option(
-    "--eval-every", "evaluate_every", type=click.IntRange(min=0), default=0, help="Steps between evaluations."
-)
-@click.option("--output", "-o", default="", help="The run's folder: plan, events, checkpoints.")
-@click.option(
-    "--save-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints (default: the end)."
-)
-@click.option("--keep", type=click.IntRange(min=1), default=2, help="Checkpoints to keep (default 2).")
-@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint of --output, under any plan.")
-@click.option("--init-from", default="", help="First weights: a folder with Hugging Face safetensors.")
-@click.option("--export", default="", help="Write the trained model there, as transformers reads it.")
-@click.option("--lora", type=click.IntRange(min=0), default=0, help="Train adapters of this rank, not the weights.")
-@click.option("--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do.")
-@click.option("--guard/--no-guard", default=True, help="Leave out steps whose loss is far too high (default: do).")
-@click.option("--profile", default="", help="Write a trace of three steps per process to this folder.")
+@training_options
 @as_json
 def command(model: str | None, plan_: str | None, cluster: str | None, json_: bool, **options: Any) -> None:
     """Train a model under a plan, on this machine or as one of many processes.
@@ -78,38 +48,30 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
     MODEL is a preset (tiny-llama, tiny-gpt2, tiny-moe for laptops) or a config.json; a plan.json has its own.
     """
     from meshwright.cli.training import job_and_plan, said_once
-    from meshwright.errors import InputError
-    from meshwright.run.options import Training
-    from meshwright.tables import convert
 
     given = {name: options.pop(name) for name in ("batch", "seq", "precision", "optimizer")}
     with said_once():
         job, plan = job_and_plan(model, plan_, cluster, given)
-        try:
-            run = convert(options, Training)
-        except InputError as error:
-            name = {"evaluate_every": "eval-every"}.get(error.field, error.field)
-            error.field = f"--{name.replace('_', '-')}"
-            raise
-        _start(job, plan, run, json_=json_)
+        start(job, plan, run_of(options), json_=json_)
 
 
-def _start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
+def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
+    """Train on this machine, or as one of many processes."""
     from meshwright.cli.training import Screen, first, say_plan
-    from meshwright.run.front import check, make_folders, start
+    from meshwright.run import front
 
-    estimate = check(job, plan, run)
-    make_folders(plan, run)
+    promised = front.check(job, plan, run)
+    front.make_folders(plan, run)
     if json_:
-        start(job, plan, run, estimate, _print_step)
+        front.start(job, plan, run, promised, print_step)
         return
     if first():
-        say_plan(console(), job, plan, estimate)
+        say_plan(console(), job, plan, promised)
     with Screen(run.steps) as screen:
-        start(job, plan, run, estimate, screen)
+        front.start(job, plan, run, promised, screen)
 
 
-def _print_step(event: dict[str, Any]) -> None:
+def print_step(event: dict[str, Any]) -> None:
     """One object per step, and one per evaluation; other events are in the run's folder."""
     from meshwright.files import line_of
 

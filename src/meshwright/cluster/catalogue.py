@@ -71,6 +71,15 @@ def reported_devices() -> dict[str, str]:
     return {reported: name for name in table for reported in table[name]["reported_as"]}
 
 
+def reported_names(name: str) -> tuple[str, ...]:
+    """What drivers print for a device of the catalogue, the present name first; a device of one's own has none.
+
+    >>> reported_names("v100-32gb"), reported_names("mine")
+    (('Tesla V100-SXM2-32GB',), ())
+    """
+    return tuple(_tables()["device"].get(name, {}).get("reported_as", ()))
+
+
 def device(name: str) -> Device:
     """One device of the catalogue.
 

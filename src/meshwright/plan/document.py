@@ -138,8 +138,13 @@ class Plan(Table, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> int:
-        """Devices in use."""
-        return len({rank for p in self.pipelines for stage in p.stages for rank in stage.ranks})
+        """How many devices are in use."""
+        return len(self.used)
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The devices in use, in the cluster's order: process i of a run works on the i-th."""
+        return tuple(sorted({device for p in self.pipelines for stage in p.stages for device in stage.ranks}))
 
 
 def _plain(value: object) -> Any:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -90,7 +91,7 @@ def apply(
     refuse(plan)
     facts = numerics(model)
     value = values or (lambda key, shape: fresh(key, shape, facts.initializer, seed))
-    ranks = {device: rank for rank, device in enumerate(used_devices(plan))}
+    ranks = {device: rank for rank, device in enumerate(plan.used)}
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world != len(ranks):
         raise InputError(
@@ -214,14 +215,21 @@ def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Pl
     found = [Place("cpu", Evenly(span.offload.activations))] if span.offload.activations else []
     if span.swap:
         peers = [how.ranks[each] for each in pipeline.stages[span.swap.to].ranks]
-        peer, count = peers[position % len(peers)], torch.cuda.device_count()
+        peer, neighbours = peers[position % len(peers)], _neighbours(how.me)
         if not how.device.startswith("cuda"):  # one memory for all processes: a copy stands for the way to the other
             return [*found, Place("cpu", Evenly(span.swap.activations))]
-        if peer // count != how.me // count:
+        if peer not in neighbours:
             problem = f"stage {span.swap.to} is on another node"
             raise InputError(problem, field="swap.to", valid="a stage on the same node")
-        found.append(Place(f"cuda:{peer % count}", Evenly(span.swap.activations)))
+        found.append(Place(f"cuda:{neighbours.index(peer)}", Evenly(span.swap.activations)))
     return found
+
+
+def _neighbours(me: int) -> range:
+    """The processes of this node, whose i-th works on device i. Launchers say who they are: nodes may differ in size."""
+    count = max(torch.cuda.device_count(), 1)
+    first = me - int(os.environ.get("LOCAL_RANK", me % count))
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", count)))
 
 
 @torch.no_grad()
@@ -266,8 +274,3 @@ def _train(how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], hol
             stage.after = _bridges(holdings[s][-1], holdings[s + 1][0], how.me)
         made.append(stage)
     return Train(pipeline, made)
-
-
-def used_devices(plan: Plan) -> list[int]:
-    """Devices of the cluster that a plan uses, in order: process i runs on the i-th."""
-    return sorted({device for p in plan.pipelines for stage in p.stages for device in stage.ranks})

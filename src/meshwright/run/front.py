@@ -27,8 +27,11 @@ def plan_to_run(job: Job) -> Plan:
     return planner.plan(job, forbid=("compression",)).plan
 
 
-def check(job: Job, plan: Plan, run: Training) -> Estimate:
-    """Everything that does not need the devices; returns what the plan promises."""
+def check(job: Job, plan: Plan, run: Training, *, here: bool = True) -> Estimate:
+    """Everything that does not need the devices; returns what the plan promises.
+
+    `here`: the run's data and folders are those of this machine, and can be looked at.
+    """
     run.check()
     refuse(plan)
     hidden = int(job.model.layers[0].width_out)
@@ -40,16 +43,21 @@ def check(job: Job, plan: Plan, run: Training) -> Estimate:
         said = os.environ["WORLD_SIZE"]
         problem = f"the plan runs on {plan.devices} devices, the launcher started {said} processes"
         raise InputError(problem, field="--plan", valid=f"a plan for {said} devices, or {plan.devices} processes")
-    held_out = run.held_out(job.global_batch)
-    facts = {"vocab": vocabulary(job.model), "seq_len": job.seq_len, "global_batch": job.global_batch}
-    for split in ("train", "evaluation") if run.evaluate_every else ("train",):
-        _opened(run, held_out, split, facts)
-    _check_folders(run)
+    if here:
+        _check_data(job, run)
+        _check_folders(run)
     promised = estimate(job, plan)
     beyond = [memory for memory in promised.memory if memory.total * (1 - MEMORY_MARGIN) > memory.capacity]
     if beyond:
         fits(beyond)  # what is short by more than the estimate may err would only fail later, and less clearly
     return promised
+
+
+def _check_data(job: Job, run: Training) -> None:
+    held_out = run.held_out(job.global_batch)
+    facts = {"vocab": vocabulary(job.model), "seq_len": job.seq_len, "global_batch": job.global_batch}
+    for split in ("train", "evaluation") if run.evaluate_every else ("train",):
+        _opened(run, held_out, split, facts)
 
 
 def _check_folders(run: Training) -> None:
@@ -63,6 +71,8 @@ def _check_folders(run: Training) -> None:
         raise InputError("no such folder", file=run.init_from, field="--init-from")
     if run.output and Path(run.output).exists() and not Path(run.output).is_dir():
         raise InputError("is a file", file=run.output, field="--output", valid="a folder, or a new one")
+    if run.auto_resume:
+        return
     if run.resume and not any((Path(run.output) / "checkpoints").glob("step-*")):
         raise InputError("holds no whole checkpoint", file=run.output, field="--resume")
     if run.output and not run.resume and (Path(run.output) / "checkpoints").is_dir():

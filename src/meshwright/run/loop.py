@@ -82,7 +82,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
     held = _data(job, run, "evaluation") if run.evaluate_every else None
     loop = begin(job, plan, run, device)
     checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
-    start = _resume(loop, checkpoints, say) if run.resume and checkpoints else 0
+    start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
     say(
         "start",
         step=start,
@@ -204,9 +204,11 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
     for problem in problems:
         say("damaged", problem=problem)
     if found is None:
+        if loop.run.auto_resume:
+            return 0
         raise InputError("holds no whole checkpoint", file=str(checkpoints.folder), field="--resume")
     _same_run(found, _kept(loop)["run"])
-    if found.step >= loop.run.steps:
+    if found.step >= loop.run.steps and not loop.run.auto_resume:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
     checkpoints.load(found, loop.part, loop.optimizer)

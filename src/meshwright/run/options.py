@@ -35,6 +35,7 @@ class Training(Table, frozen=True, kw_only=True):
     save_every: Count = 0  # steps between checkpoints; 0: one at the end
     keep: Annotated[int, Meta(ge=1)] = 2
     resume: bool = False
+    auto_resume: bool = False  # go on where there is a checkpoint, else begin: what a scheduler starts again
     init_from: str = ""  # a folder with weights as Hugging Face writes them
     export: str = ""  # a folder to write such weights to at the end
     lora: Count = 0  # rank of the adapters; 0: all weights are trained
@@ -58,7 +59,8 @@ class Training(Table, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """What cannot go together."""
-        for option, given in (("--resume", self.resume), ("--save-every", self.save_every)):
+        needs = {"--resume": self.resume, "--auto-resume": self.auto_resume, "--save-every": self.save_every}
+        for option, given in needs.items():
             if given and not self.output:
                 raise InputError("needs the run's folder", field=option, valid="--output FOLDER")
         if self.resume and self.init_from:

@@ -25,6 +25,7 @@ from meshwright.run.torch_private import default_store, grow_segments
 
 _WAIT = timedelta(seconds=600)  # for a peer; a lost one is noticed at once, a stuck one after this
 Tell = Callable[[dict[str, Any]], None]
+Failure = dict[str, Any]  # error, consequence (of another process that failed), time
 # What PyTorch says when another process has gone: a consequence, not a reason.
 _LOST = (
     "Connection closed by peer",
@@ -71,22 +72,30 @@ def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(work.world))
-    device = _device(rank)
-    if device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // work.world))
-    code = 0
-    try:
-        _join(device)
-        _train(work, device, lambda event: events.put(("event", rank, event)))
-        dist.destroy_process_group()
-    except BaseException as error:
-        facts = {"error": told(error, work), "consequence": _consequence(error), "time": time.time()}
-        events.put(("failure", rank, facts))
-        code = 1
+    os.environ.update(WORLD_SIZE=str(work.world), LOCAL_WORLD_SIZE=str(work.world))
+    failure = attempt(work, rank, work.world, lambda event: events.put(("event", rank, event)))
+    if failure:
+        events.put(("failure", rank, failure))
     events.close()
     events.join_thread()
-    quiet_exit(code)
+    quiet_exit(1 if failure else 0)
+
+
+def attempt(work: Work, local_rank: int, neighbours: int, tell: Tell) -> Failure | None:
+    """Join the others that the environment names, and train; what went wrong, if anything did.
+
+    `neighbours`: processes on this node, which share its cores.
+    """
+    device = _device(local_rank)
+    if device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+    try:
+        _join(device)
+        _train(work, device, tell)
+        dist.destroy_process_group()
+    except BaseException as error:
+        return {"error": told(error, work), "consequence": _consequence(error), "time": time.time()}
+    return None
 
 
 def enough_devices(world: int) -> None:

@@ -1,0 +1,77 @@
+"""The options of a run, the same for `train` and for `launch`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.cli.common import F
+from meshwright.errors import InputError
+from meshwright.tables import convert
+
+if TYPE_CHECKING:
+    from meshwright.run.options import Training
+
+_OPTIONS = (
+    click.option(
+        "--data", default="synthetic", help="synthetic (default), a prepared folder, or a text, JSONL or Parquet file."
+    ),
+    click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps to train, in all."),
+    click.option(
+        "--seed",
+        type=click.IntRange(0, 2**63 - 1),
+        default=0,
+        help="Of fresh weights and of the order of samples (default 0).",
+    ),
+    click.option(
+        "--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4)."
+    ),
+    click.option("--warmup", type=click.IntRange(min=0), default=2, help="Steps over which it rises (default 2)."),
+    click.option(
+        "--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls."
+    ),
+    click.option(
+        "--clip", type=click.FloatRange(min=0), default=1.0, help="Largest norm of gradients; 0: any (default 1)."
+    ),
+    click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Default 0.1."),
+    click.option(
+        "--eval-every", "evaluate_every", type=click.IntRange(min=0), default=0, help="Steps between evaluations."
+    ),
+    click.option("--output", "-o", default="", help="The run's folder: plan, events, checkpoints."),
+    click.option(
+        "--save-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints (default: the end)."
+    ),
+    click.option("--keep", type=click.IntRange(min=1), default=2, help="Checkpoints to keep (default 2)."),
+    click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint of --output, under any plan."),
+    click.option(
+        "--auto-resume", is_flag=True, help="The same where there is one, else begin: for jobs that are started again."
+    ),
+    click.option("--init-from", default="", help="First weights: a folder with Hugging Face safetensors."),
+    click.option("--export", default="", help="Write the trained model there, as transformers reads it."),
+    click.option("--lora", type=click.IntRange(min=0), default=0, help="Train adapters of this rank, not the weights."),
+    click.option(
+        "--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do."
+    ),
+    click.option("--guard/--no-guard", default=True, help="Leave out steps whose loss is far too high (default: do)."),
+    click.option("--profile", default="", help="Write a trace of three steps per process to this folder."),
+)
+
+
+def training_options(verb: F) -> F:
+    """How long, on what, how fast it learns, what it leaves behind."""
+    for option in reversed(_OPTIONS):
+        verb = option(verb)
+    return verb
+
+
+def run_of(options: dict[str, Any]) -> Training:
+    """The run that the options say; a mistake is at the option."""
+    from meshwright.run.options import Training
+
+    try:
+        return convert(options, Training)
+    except InputError as error:
+        name = {"evaluate_every": "eval-every"}.get(error.field, error.field)
+        error.field = f"--{name.replace('_', '-')}"
+        raise
