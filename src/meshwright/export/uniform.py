@@ -13,7 +13,7 @@ from meshwright.export.contract import Inexpressible
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.document import Overlap, Pipeline
-from meshwright.plan.schedule import Schedule, ScheduleName
+from meshwright.plan.schedule import Schedule, ScheduleName, group_of_stage
 from meshwright.plan.spans import layer_range, span_name
 from meshwright.plan.strategy import DEFAULT_ORDER, Span, Strategy
 
@@ -50,6 +50,8 @@ def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
         counts = ", ".join(str(len(stage.ranks)) for stage in pipeline.stages)
         raise Inexpressible(f"the stages have {counts} devices; other frameworks give every stage the same")
     missing = list(_ours(plan))
+    if not _in_order(pipeline):
+        missing.append("devices: groups of stages stand on the cluster's devices in order")
     strategy = _strategy(job, pipeline, missing)
     blocks = _blocks(job.model, pipeline, missing)
     schedule = pipeline.schedule
@@ -69,6 +71,16 @@ def plan_of(job: Job, uniform: Uniform) -> Plan:
     table |= {"schedule": uniform.schedule.name, "virtual": uniform.schedule.virtual}
     table |= {"micro_batches": uniform.micro_batches, "stages": [{"layers": name} for name in names]}
     return Plan.of(table | {"overlap": msgspec.to_builtins(uniform.overlap)}, job)
+
+
+def _in_order(pipeline: Pipeline) -> bool:
+    """Whether the first group has the first devices, the second the next, and so on."""
+    each, count = len(pipeline.stages[0].ranks), len(pipeline.stages)
+    groups = [group_of_stage(pipeline.schedule, count, stage) for stage in range(count)]
+    return all(
+        stage.ranks == tuple(range(group * each, group * each + each))
+        for stage, group in zip(pipeline.stages, groups, strict=True)
+    )
 
 
 def _ours(plan: Plan) -> list[str]:
