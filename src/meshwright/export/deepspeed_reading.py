@@ -20,7 +20,7 @@ KNOWN = (
     "data_types.", "checkpoint.", "flops_profiler.", "comms_logger.", "tensorboard.", "wandb.", "csv_monitor.", "comet.",
     "monitor_config.", "autotuning.", "elasticity.", "aio.", "compile.", "compression_training.", "data_efficiency.",
     "curriculum_learning.", "progressive_layer_drop.", "eigenvalue.", "nebula.", "hybrid_engine.", "timers.",
-    "torch_autocast.", "optimizer.params.", "zero_optimization.", "activation_checkpointing.", "expert_parallel.",
+    "torch_autocast.", "optimizer.params.", "activation_checkpointing.", "expert_parallel.",
     "tensor_parallel.", "use_data_before_expert_parallelism", "seq_parallel_communication_data_type", "pipeline.",
 )  # fmt: skip
 ZERO = (
@@ -49,7 +49,7 @@ def read(text: str, file: str, beside: Beside) -> Imported:
     short, batch = _short(fields, beside, assumed)
     job = job_of(fields, beside, batch=batch, precision=_precision(fields), optimizer=_optimizer(fields))
     plan = Plan.of(short, job)
-    unknown, unused = _rest(fields)
+    unknown, unused = fields.rest((*KNOWN, *(f"zero_optimization.{name}" for name in ZERO)))
     return Imported(job, plan, unknown, unused, tuple(assumed))
 
 
@@ -58,13 +58,15 @@ def _short(fields: Fields, beside: Beside, assumed: list[str]) -> tuple[dict[str
     ulysses = fields.whole("sequence_parallel_size", 1)
     devices = beside.cluster.devices
     if devices % (tp * ulysses):
-        raise fields.wrong("sequence_parallel_size" if ulysses > 1 else "tensor_parallel.autotp_size",
-                           f"tp {tp} x Ulysses {ulysses} does not divide the {devices} devices of {beside.cluster.name}")  # fmt: skip
+        name = "sequence_parallel_size" if ulysses > 1 else "tensor_parallel.autotp_size"
+        raise fields.wrong(
+            name, f"tp {tp} x Ulysses {ulysses} does not divide {devices} devices of {beside.cluster.name}"
+        )
     dp = devices // (tp * ulysses)
     if "data_parallel_size" in fields:
         product = f"{devices} devices / ({tp} x {ulysses})"
         fields.agree("data_parallel_size", fields.whole("data_parallel_size", dp), product, dp)
-    batch, micro, steps = _batch(fields, beside, dp, assumed)
+    batch, steps = _batch(fields, beside, dp, assumed)
     zero = fields.whole("zero_optimization.stage", 0, least=0)
     if zero > 3:
         raise fields.wrong("zero_optimization.stage", f"is {zero}", "0, 1, 2, 3")
@@ -75,8 +77,8 @@ def _short(fields: Fields, beside: Beside, assumed: list[str]) -> tuple[dict[str
     return short | _memory(fields, assumed) | _experts(fields), batch
 
 
-def _batch(fields: Fields, beside: Beside, dp: int, assumed: list[str]) -> tuple[int, int, int]:
-    """Global batch, micro-batch and steps: two of them give the third, three must agree."""
+def _batch(fields: Fields, beside: Beside, dp: int, assumed: list[str]) -> tuple[int, int]:
+    """Global batch and steps: of batch, micro-batch and steps two give the third, and three must agree."""
     said = {name: fields.whole(name, 1) if name in fields else 0 for name in _BATCH}
     batch, micro, steps = said.values()
     batch = batch or (beside.batch or 0) * (not (micro and steps))
@@ -87,15 +89,14 @@ def _batch(fields: Fields, beside: Beside, dp: int, assumed: list[str]) -> tuple
         raise InputError("the configuration does not hold the global batch", file=fields.file, field="--batch")
     if not batch:
         steps = steps or 1
-        return micro * steps * dp, micro, steps
+        return micro * steps * dp, steps
     if batch % (dp * (micro or 1) * (steps or 1)):
         problem = f"{batch} is not a multiple of {dp} replicas x {micro or steps or 1}"
         raise fields.wrong("train_batch_size", problem, f"a multiple of {dp * (micro or steps or 1)}")
     if not micro and not steps:
         steps = 1
         assumed.append("gradient_accumulation_steps is not said: 1, as DeepSpeed does")
-    steps = steps or batch // (micro * dp)
-    return batch, batch // (steps * dp), steps
+    return batch, steps or batch // (micro * dp)
 
 
 def _group(fields: Fields, replicas: int) -> int:
@@ -139,17 +140,3 @@ def _optimizer(fields: Fields) -> str:
         return "sgd-momentum" if fields.raw("optimizer.params.momentum") else "sgd"
     # One-bit Adam, CPU Adam and their like keep Adam's two moments; so does LAMB.
     return {"muon": "muon"}.get(kind, "adamw")
-
-
-def _rest(fields: Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    unknown, unused = [], []
-    for name in fields.left():
-        head, _, below = name.partition(".")
-        zero = head == "zero_optimization"
-        known = any(below == z or (z[-1] == "." and below.startswith(z)) for z in ZERO) if zero else _is_known(name)
-        (unused if known else unknown).append(name)
-    return tuple(unknown), tuple(unused)
-
-
-def _is_known(name: str) -> bool:
-    return any(name == known or (known[-1] == "." and name.startswith(known)) for known in KNOWN)

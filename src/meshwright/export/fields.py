@@ -77,6 +77,12 @@ class Fields:
         if value != computed:
             raise self.wrong(name, f"is {value}, but {other} is {computed}", str(computed))
 
+    def rest(self, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What nobody has read: names that the framework does not list, and those it does (`section.` lists all below)."""
+        sections = tuple(name for name in known if name.endswith("."))
+        unused = tuple(name for name in self.left() if name in known or name.startswith(sections))
+        return tuple(name for name in self.left() if name not in unused), unused
+
     def left(self) -> tuple[str, ...]:
         """Names that nobody has read, in the user's order."""
         return tuple(name for name in self.values if name not in self._read)

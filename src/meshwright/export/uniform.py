@@ -64,13 +64,21 @@ def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
 
 def plan_of(job: Job, uniform: Uniform) -> Plan:
     """The plan that says the same."""
-    cuts = _cuts(job.model, uniform.blocks)
-    names = [span_name(job.model, range(a, b)) for a, b in pairwise(cuts)]
+    names = stages_of(job.model, uniform.blocks)
     table: dict[str, Any] = {name: getattr(uniform.strategy, name) for name in _DEGREES}
     table |= {"recompute": uniform.strategy.recompute, "offload": msgspec.to_builtins(uniform.strategy.offload)}
     table |= {"schedule": uniform.schedule.name, "virtual": uniform.schedule.virtual}
     table |= {"micro_batches": uniform.micro_batches, "stages": [{"layers": name} for name in names]}
     return Plan.of(table | {"overlap": msgspec.to_builtins(uniform.overlap)}, job)
+
+
+def stages_of(model: Model, blocks: tuple[int, ...]) -> list[str]:
+    """The layers of stages that have so many blocks each.
+
+    >>> stages_of(Model.preset("tiny-llama"), (1, 3))
+    ['embed..block.0', 'block.1..head']
+    """
+    return [span_name(model, range(a, b)) for a, b in pairwise(_cuts(model, blocks))]
 
 
 def _in_order(pipeline: Pipeline) -> bool:
