@@ -1,6 +1,7 @@
 """Hugging Face Accelerate: the file of `accelerate launch`, FSDP2 with its grid of degrees.
 
-Fields as Accelerate 1.15.0 reads them (commands/config/config_args.py, ClusterConfig; commands/launch.py; parallelism_config.py).
+Fields as Accelerate 1.15.0 reads them (commands/config/config_args.py, ClusterConfig; commands/launch.py;
+parallelism_config.py).
 Batch sizes are the script's: they stand in the command, as arguments of Transformers' Trainer.
 """
 
@@ -40,6 +41,8 @@ def write(job: Job, plan: Plan) -> Exported:
     draft.only_precision("bf16", "fp16", "fp32")
     draft.only_optimizer("adamw")
     grid = _grid(draft)
+    if _plain_replicas(grid, strategy.tp * strategy.ring) and draft.uniform.strategy.recompute == "full":
+        draft.say("recompute=full: FSDP's to do, and there is none; the script may", recompute="none")
     micro, steps = draft.uniform.micro_batch(draft.job), draft.uniform.micro_batches
     nodes, each = processes(job, plan)
     text = yaml(_table(draft, grid, nodes, nodes * each if nodes > 1 else each))
@@ -78,10 +81,6 @@ def _table(draft: Draft, grid: Grid, nodes: int, processes_: int) -> dict[str, A
         "use_cpu": False,
     }
     if table["distributed_type"] == "MULTI_GPU":
-        if strategy.recompute == "full":
-            draft.say(
-                "recompute: not FSDP's to do without FSDP; the script may (--gradient_checkpointing)", recompute="none"
-            )
         return table
     table["fsdp_config"] = {
         "fsdp_version": 2,

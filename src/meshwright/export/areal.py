@@ -1,7 +1,7 @@
 """AReaL: the backend string of an engine, `megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`, in the YAML that holds it.
 
-The grammar is that of AReaL 1.0.4 (areal/api/alloc_mode.py, ALLOCATION_GRAMMAR), names of fields those of areal/api/cli_args.py
-(TrainEngineConfig, MicroBatchSpec, FSDPEngineConfig, MegatronEngineConfig, ClusterSpecConfig).
+The grammar is that of AReaL 1.0.4 (areal/api/alloc_mode.py, ALLOCATION_GRAMMAR), names of fields those of
+areal/api/cli_args.py (TrainEngineConfig, MicroBatchSpec, FSDPEngineConfig, MegatronEngineConfig, ClusterSpecConfig).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Hetu-Galvatron: the JSON of a strategy per layer, where a layer is a block; embedding and head have one of their own.
 
 Fields as hetu-galvatron 2.4.0 reads them (galvatron/utils/config_utils.py, config2strategy; core/runtime/
-hybrid_parallel_config.py). `cp_sizes_enc`, `vcp`, `ep_sizes_enc` and `tp_of_ep_sizes_enc` are newer (PKU-DAIR/Hetu-Galvatron,
-galvatron/utils/config_utils.py at 1d27a7a; tests of moe, 2026); 2.4.0 passes over them.
+hybrid_parallel_config.py). `cp_sizes_enc`, `vcp`, `ep_sizes_enc` and `tp_of_ep_sizes_enc` are newer than that
+(galvatron/utils/config_utils.py of PKU-DAIR/Hetu-Galvatron at 1d27a7a, and its tests of 2026); 2.4.0 passes over them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -92,18 +92,17 @@ def _narrowed(strategies: list[Strategy], lines: list[str]) -> list[Strategy]:
     """What Galvatron cannot say of a layer, replaced; each kind of replacement is said once."""
     said: dict[str, str] = {}
     low = {s.zero for s in strategies if s.zero != 3}
-    default = 2 if low & {1, 2} else 0
+    default: Literal[0, 2] = 2 if low & {1, 2} else 0
     if low - {default}:
-        said["zero"] = (
-            f"zero={'/'.join(map(str, sorted(low)))}: one level for all that are not ZeRO-3; zero{default} instead"
-        )
+        levels = "/".join(map(str, sorted(low)))
+        said["zero"] = f"zero={levels}: one level for all that are not ZeRO-3; ZeRO-{default} instead"
     sequence = any(s.sp for s in strategies)
     known = [_one(s, default, sequence, said) for s in strategies]
     lines += said.values()
     return known
 
 
-def _one(strategy: Strategy, default: int, sequence: bool, said: dict[str, str]) -> Strategy:
+def _one(strategy: Strategy, default: Literal[0, 2], sequence: bool, said: dict[str, str]) -> Strategy:
     s = strategy
     if s.tp > 1 and s.ulysses > 1:
         said["both"] = "tp and ulysses: a layer has one of the two; tensor parallelism takes the devices of both"

@@ -50,9 +50,8 @@ def read(text: str, file: str, beside: Beside) -> Imported:
     if fields.flag("compile.enable_async_tensor_parallel"):
         short["overlap"] = {"tensor_chunks": degrees["tp"]}
     plan = _piped(fields, job, short, assumed)
-    left = fields.left()
-    known = [name for name in left if any(name == k or (k[-1] == "." and name.startswith(k)) for k in KNOWN)]
-    return Imported(job, plan, tuple(n for n in left if n not in known), tuple(known), tuple(assumed))
+    unknown, unused = fields.rest(KNOWN)
+    return Imported(job, plan, unknown, unused, tuple(assumed))
 
 
 def _model(fields: Fields, beside: Beside) -> Model | None:

@@ -48,7 +48,7 @@ def _flags(text: str, file: str) -> dict[str, Any]:
     while i < len(words):
         name, equals, value = words[i].partition("=")
         i += 1
-        if name.startswith("activation-checkpoint:") or name.startswith("activation_checkpoint:"):
+        if name.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["activation_checkpoint"] = name.partition(":")[2]
         if not name.startswith("--"):
             continue
