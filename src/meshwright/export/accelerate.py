@@ -41,8 +41,8 @@ def write(job: Job, plan: Plan) -> Exported:
     draft.only_precision("bf16", "fp16", "fp32")
     draft.only_optimizer("adamw")
     grid = _grid(draft)
-    if _plain_replicas(grid, strategy.tp * strategy.ring) and draft.uniform.strategy.recompute == "full":
-        draft.say("recompute=full: FSDP's to do, and there is none; the script may", recompute="none")
+    if _plain_replicas(grid, strategy.tp * strategy.ring):
+        _without_fsdp(draft)
     micro, steps = draft.uniform.micro_batch(draft.job), draft.uniform.micro_batches
     nodes, each = processes(job, plan)
     text = yaml(_table(draft, grid, nodes, nodes * each if nodes > 1 else each))
@@ -64,6 +64,13 @@ def _grid(draft: Draft) -> Grid:
         )
         grid = grid_of(draft)
     return grid
+
+
+def _without_fsdp(draft: Draft) -> None:
+    """Replicas that share nothing: recomputation and offload are FSDP's to do, and there is none."""
+    if draft.uniform.strategy.recompute == "full":
+        draft.say("recompute=full: FSDP would do it, and nothing is sharded; the script may", recompute="none")
+    draft.only_offload()
 
 
 def _table(draft: Draft, grid: Grid, nodes: int, processes_: int) -> dict[str, Any]:

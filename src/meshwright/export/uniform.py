@@ -148,7 +148,19 @@ def _blocks(model: Model, pipeline: Pipeline, missing: list[str]) -> tuple[int, 
         taken = sum(start < end for start in starts)
         counts.append(taken - before)
         before = taken
-    return (*counts, len(starts) - before)
+    return _none_empty(model, [*counts, len(starts) - before], missing)
+
+
+def _none_empty(model: Model, counts: list[int], missing: list[str]) -> tuple[int, ...]:
+    """Stages of less than a block may have lost it; only the first and the last have other layers to hold."""
+    cuts = _cuts(model, tuple(counts))
+    if all(a < b for a, b in pairwise(cuts)):
+        return tuple(counts)
+    if sum(counts) < len(counts):
+        raise Inexpressible(f"{len(counts)} stages share {sum(counts)} blocks; other frameworks give a stage whole ones")
+    each, extra = divmod(sum(counts), len(counts))
+    missing.append("stages of less than a block: blocks are dealt evenly")
+    return tuple(each + (stage < extra) for stage in range(len(counts)))
 
 
 def _block_starts(model: Model) -> list[int]:

@@ -14,8 +14,9 @@ from meshwright.export.sharding import Grid, grid_of
 from meshwright.export.torchtitan.known import CONVERTERS, SCHEDULES
 from meshwright.export.torchtitan.model import flavor_of, llama_text
 from meshwright.plan import Job, Plan
-from meshwright.plan.actions import ActionTable, action_table
+from meshwright.plan.actions import action_table
 from meshwright.plan.document import Overlap, Pipeline
+from meshwright.plan.schedule import Schedule
 
 _CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 _TO_FILL = (
@@ -29,31 +30,31 @@ def write(job: Job, plan: Plan) -> Exported:
     """A plan as torchtitan's configuration."""
     draft = Draft.of(job, plan)
     grid = _narrow(draft)
-    table = _unnamed(plan.pipelines[0], draft)
-    files = {"plan_config.py": _module(draft, grid, bool(table))}
+    unnamed = _unnamed(plan.pipelines[0], draft)
+    files = {"plan_config.py": _module(draft, grid, unnamed is not None)}
     meant = draft.plan()
-    if table:
+    if unnamed:
+        table = action_table(unnamed, draft.uniform.groups, draft.uniform.micro_batches)
         rows = [",".join(f"{stage}{kind}{m}" for stage, kind, m in row) for row in table]
         files["schedule.csv"] = "\n".join(rows) + "\n"
-        pipeline = changed(meant.pipelines[0], schedule=plan.pipelines[0].schedule)
-        meant = changed(meant, pipelines=(pipeline,))
+        meant = changed(meant, pipelines=(changed(meant.pipelines[0], schedule=unnamed),))
     command = f"{torchrun(job, plan)} -m torchtitan.train --module plan_config --config plan"
     fill = (*_TO_FILL, *(("torchao must be installed",) if draft.job.precision in CONVERTERS else ()))
     return Exported(files, command, meant, tuple(draft.missing), fill)
 
 
-def _unnamed(pipeline: Pipeline, draft: Draft) -> ActionTable:
-    """The actions of a schedule that torchtitan has no name for: it runs a table of them as they are."""
-    schedule, uniform = pipeline.schedule, draft.uniform
-    named = schedule.name != "custom" and (schedule.name, schedule.virtual) != ("zero-bubble", 1)
-    changed_since = (uniform.groups * schedule.virtual, uniform.micro_batches) != (
-        len(pipeline.stages),
-        pipeline.micro_batches,
-    )
-    if named or changed_since or uniform.groups == 1:
-        return ()
+def _unnamed(given: Pipeline, draft: Draft) -> Schedule | None:
+    """A schedule that torchtitan has no name for: it runs a table of actions as they are."""
+    uniform = draft.uniform
+    if uniform.groups == 1:
+        return None
+    if (uniform.schedule.name, uniform.schedule.virtual) == ("zero-bubble", 1):
+        return uniform.schedule
+    unchanged = (len(uniform.blocks), uniform.micro_batches) == (len(given.stages), given.micro_batches)
+    if given.schedule.name != "custom" or not unchanged:
+        return None
     draft.missing = [line for line in draft.missing if not line.startswith("schedule:")]
-    return action_table(schedule, uniform.groups, uniform.micro_batches)
+    return given.schedule
 
 
 def _narrow(draft: Draft) -> Grid:
@@ -74,7 +75,8 @@ def _narrow(draft: Draft) -> Grid:
         grid = grid_of(draft)
     _offload(draft)
     _overlap(draft)
-    draft.only_precision("bf16", "fp32", *CONVERTERS)
+    flavor = flavor_of(draft.job.model)
+    draft.only_precision("bf16", "fp32", *(CONVERTERS if flavor else ()))  # converters are a registry's to apply
     draft.only_optimizer("adamw", "adamw-16bit")
     return grid
 
