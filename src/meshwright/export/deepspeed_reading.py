@@ -18,7 +18,7 @@ KNOWN = (
     "communication_data_type", "disable_allgather", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
     "dataloader_drop_last", "optimizer.params", "optimizer.legacy_fusion", "scheduler.", "bf16.", "fp16.", "amp.",
     "data_types.", "checkpoint.", "flops_profiler.", "comms_logger.", "tensorboard.", "wandb.", "csv_monitor.", "comet.",
-    "monitor_config.", "autotuning.", "elasticity.", "aio.", "compile.", "compression_training.", "data_efficiency.",
+    "autotuning.", "elasticity.", "aio.", "compile.", "compression_training.", "data_efficiency.",
     "curriculum_learning.", "progressive_layer_drop.", "eigenvalue.", "nebula.", "hybrid_engine.", "timers.",
     "torch_autocast.", "optimizer.params.", "activation_checkpointing.", "expert_parallel.",
     "tensor_parallel.", "use_data_before_expert_parallelism", "seq_parallel_communication_data_type", "pipeline.",
