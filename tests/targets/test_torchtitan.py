@@ -25,7 +25,7 @@ from meshwright.cluster import Cluster
 from meshwright.export.contract import Beside
 from meshwright.export.formats import export, read
 from meshwright.export.torchtitan.known import CONFIGS, FLAVORS
-from meshwright.export.torchtitan.reading import _dealt
+from meshwright.export.torchtitan.pipeline import dealt
 from meshwright.model import Model
 from tests.targets.plans import PLANS, made
 
@@ -134,5 +134,5 @@ def test_every_field_of_its_configuration_is_known() -> None:
 @pytest.mark.parametrize(("layers", "stages"), [(32, 2), (32, 4), (80, 8), (28, 6), (61, 16)])
 def test_layers_are_dealt_as_it_deals_them(layers: int, stages: int) -> None:
     theirs = _generate_llm_fqn_per_model_part(stages, layers)
-    assert _dealt(layers, stages, [1, 1]) == [sum(m.startswith("layers.") for m in part) for part in theirs]
-    assert math.fsum(_dealt(layers, stages, [1, 1])) == layers
+    assert dealt(layers, stages, [1, 1]) == [sum(m.startswith("layers.") for m in part) for part in theirs]
+    assert math.fsum(dealt(layers, stages, [1, 1])) == layers

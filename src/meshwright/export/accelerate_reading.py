@@ -58,7 +58,7 @@ def _degrees(fields: Fields, devices: int) -> dict[str, Any]:
     )
     if strategy == "NO_SHARD":
         return {"dp": devices, "zero": 0}
-    if not isinstance(strategy, bool) and strategy not in _SHARDED:
+    if not isinstance(strategy, bool) and str(strategy) not in _SHARDED:
         raise fields.wrong(_F + "reshard_after_forward", f"is {strategy}", f"true, false, {', '.join(_SHARDED)}")
     reshard = strategy if isinstance(strategy, bool) else _SHARDED[strategy]
     tp, ring = fields.whole(_P + "tp_size", 1), fields.whole(_P + "cp_size", 1)

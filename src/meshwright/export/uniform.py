@@ -157,7 +157,9 @@ def _none_empty(model: Model, counts: list[int], missing: list[str]) -> tuple[in
     if all(a < b for a, b in pairwise(cuts)):
         return tuple(counts)
     if sum(counts) < len(counts):
-        raise Inexpressible(f"{len(counts)} stages share {sum(counts)} blocks; other frameworks give a stage whole ones")
+        raise Inexpressible(
+            f"{len(counts)} stages share {sum(counts)} blocks; other frameworks give a stage whole ones"
+        )
     each, extra = divmod(sum(counts), len(counts))
     missing.append("stages of less than a block: blocks are dealt evenly")
     return tuple(each + (stage < extra) for stage in range(len(counts)))
