@@ -11,6 +11,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
@@ -101,3 +103,45 @@ def test_bad_files_are_refused_by_field(change: dict[str, Any], message: str) ->
 
 def test_unknown_names_are_listed() -> None:
     assert imported(MIXED | {"colour": "red"}).unknown == ("colour",)
+
+
+@st.composite
+def strategies(draw: st.DrawFn) -> dict[str, Any]:
+    """Any strategy file for four blocks on eight devices."""
+    pp = draw(st.sampled_from([1, 2, 4]))
+    each = 8 // pp
+    sizes = st.sampled_from([d for d in (1, 2, 4) if d <= each])
+
+    def row(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=4, max_size=4))
+
+    tp, flags = row(sizes), st.integers(0, 1)
+    cp = [draw(st.sampled_from([d for d in (1, 2, 4) if d * size <= each])) for size in tp]
+    ulysses = [draw(flags) if size > 1 else 0 for size in tp]
+    adjacent = [1 if size == 1 or used else draw(flags) for size, used in zip(tp, ulysses, strict=True)]
+    cuts = sorted(draw(st.sets(st.integers(1, 3), min_size=pp - 1, max_size=pp - 1)))
+    vtp = draw(sizes)
+    rows = {
+        "tp_sizes_enc": tp, "tp_consecutive_flags": adjacent, "cp_sizes_enc": cp, "dp_types_enc": row(flags),
+        "use_sp": ulysses, "checkpoint": row(flags),
+        "pp_division": [b - a for a, b in zip([0, *cuts], [*cuts, 4], strict=True)],
+    }  # fmt: skip
+    table: dict[str, Any] = {name: ",".join(map(str, values)) for name, values in rows.items()}
+    table |= {"pp_deg": pp, "global_bsz": 32, "chunks": 4, "vtp": vtp, "vsp": draw(flags) if vtp > 1 else 0, "vcp": 1}
+    table |= {"pipeline_type": draw(st.sampled_from(["gpipe", "pipedream_flush"])), "embed_sdp": draw(flags)}
+    return table | {"default_dp_type": draw(st.sampled_from(["ddp", "zero2"]))}
+
+
+@given(strategies())
+@settings(max_examples=150, deadline=None)
+def test_any_file_comes_back_as_it_is(table: dict[str, Any]) -> None:
+    """Read as a plan of spans that differ and written again: nothing is missing, every row is the same."""
+    found = imported(table)
+    exported = export(found.job, found.plan, "galvatron")
+    assert exported.missing == ()
+    assert exported.plan.pipelines == found.plan.pipelines
+    written = json.loads(exported.files["strategy.json"])
+    plain = table["dp_types_enc"] != "1,1,1,1" or not table["embed_sdp"]  # else no layer has the default type
+    assert {name: written[name] for name in table if plain or name != "default_dp_type"} == {
+        name: table[name] for name in table if plain or name != "default_dp_type"
+    }

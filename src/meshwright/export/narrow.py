@@ -47,7 +47,7 @@ class Draft:
         except InputError as error:
             raise Inexpressible(f"the nearest plan that can be said breaks a rule: {error}") from None
 
-    def without(self, *axes: str) -> None:
+    def without(self, *axes: str, where: str = "here") -> None:
         """Devices along axes that the framework does not know become replicas of the model."""
         strategy = self.uniform.strategy
         degrees = {"tp": strategy.tp, "ulysses": strategy.ulysses, "ring": strategy.ring, "pp": self.uniform.groups}
@@ -57,7 +57,7 @@ class Draft:
         dp = strategy.dp
         for axis, degree in gone.items():
             dp *= degree
-            self.missing.append(f"{axis}={degree}: no {_AXES[axis]} here; these devices are replicas instead")
+            self.missing.append(f"{axis}={degree}: no {_AXES[axis]} {where}; these devices are replicas instead")
         kept = {axis: 1 for axis in gone if axis != "pp"} | ({"sp": False} if "tp" in gone else {})
         micro_batch = self.uniform.micro_batch(self.job)
         self.set(dp=dp, zero=strategy.zero or 1, **kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from meshwright.errors import shorten
 from meshwright.export.fields import Fields
 from meshwright.export.torchtitan.known import SCHEDULES
 from meshwright.export.uniform import stages_of
@@ -21,14 +22,15 @@ _NAMES = {word.lower(): ours for ours, word in SCHEDULES.items()}
 
 def piped(fields: Fields, job: Job, short: dict[str, Any]) -> Plan:
     """The plan of degrees and choices with its stages; without a pipeline the fields say nothing."""
-    name = str(fields.raw(_P + "pipeline_parallel_schedule", "1F1B")).lower()
+    written = str(fields.raw(_P + "pipeline_parallel_schedule", "1F1B"))
+    name = written.lower()  # as PyTorch looks it up
     table = fields.raw(_P + "pipeline_parallel_schedule_csv", "")
     parts, _ = fields.raw(_PARTS), fields.raw(_P + "pipeline_parallel_layers_per_stage")
     groups = short.pop("pp")
     if groups == 1:
         return Plan.of(short | {"pp": 1}, job)
     if not table and name not in _NAMES:
-        raise fields.wrong(_P + "pipeline_parallel_schedule", f"is {name}", ", ".join(SCHEDULES.values()))
+        raise fields.wrong(_P + "pipeline_parallel_schedule", f"is {shorten(written, 40)}", ", ".join(SCHEDULES.values()))
     single = name in {"gpipe", "1f1b"}
     counts = _dealt_by_itself(fields, job.model, groups, single) if parts is None else _named(fields, job.model, parts)
     if len(counts) % groups:

@@ -60,7 +60,7 @@ def _unnamed(given: Pipeline, draft: Draft) -> Schedule | None:
 def _narrow(draft: Draft) -> Grid:
     draft.without("ulysses")
     if any(layer.tied_to for layer in draft.job.model.layers):  # models/common/decoder.py: not with a pipeline
-        draft.without("pp")
+        draft.without("pp", where="with tied embeddings")
     if draft.uniform.groups == 1 and draft.uniform.schedule.name != "1f1b":
         draft.only_schedules("1f1b")
     draft.only_recompute(tuple(_CHECKPOINTING))
