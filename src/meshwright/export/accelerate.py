@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.export.accelerate_reading import read
+from meshwright.export.accelerate_reading import READ, read
 from meshwright.export.contract import Exported, Format
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import processes
@@ -107,4 +107,4 @@ def _plain_replicas(grid: Grid, cut: int) -> bool:
     return grid.reshard is None and cut == 1
 
 
-FORMAT = Format("accelerate", "Hugging Face Accelerate", "fsdp", write, read)
+FORMAT = Format("accelerate", "Hugging Face Accelerate", "fsdp", write, read, frozenset(READ))

@@ -23,6 +23,13 @@ KNOWN = (
     "fsdp_config.fsdp_activation_checkpointing_offload", "parallelism_config.parallelism_config_cp_comm_strategy",
     "parallelism_config.parallelism_config_cp_backend", "parallelism_config.parallelism_config_sp_backend",
 )  # fmt: skip
+READ = (
+    "distributed_type", "num_processes", "num_machines", "mixed_precision", "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_offload_params",
+    "fsdp_config.fsdp_activation_checkpointing", "parallelism_config.parallelism_config_tp_size",
+    "parallelism_config.parallelism_config_cp_size", "parallelism_config.parallelism_config_sp_size",
+    "parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config.parallelism_config_dp_shard_size",
+)  # fmt: skip
 _SHARDED = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
 _F, _P = "fsdp_config.fsdp_", "parallelism_config.parallelism_config_"
 

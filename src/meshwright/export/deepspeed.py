@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.export.contract import Exported, Format
-from meshwright.export.deepspeed_reading import read
+from meshwright.export.deepspeed_reading import READ, read
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import processes
 from meshwright.files import pretty_json
@@ -124,4 +124,4 @@ def _to_fill(strategy: Strategy) -> tuple[str, ...]:
     return tuple(lines)
 
 
-FORMAT = Format("deepspeed", "DeepSpeed", "deepspeed", write, read)
+FORMAT = Format("deepspeed", "DeepSpeed", "deepspeed", write, read, frozenset(READ))

@@ -35,6 +35,15 @@ ZERO = (
     "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings", "offload_param.", "zenflow.",
     "offload_optimizer.",
 )  # fmt: skip
+READ = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "tensor_parallel.autotp_size",
+    "sequence_parallel_size", "data_parallel_size", "zero_optimization.stage", "zero_optimization.overlap_comm",
+    "zero_optimization.mics_shard_size", "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_param.device", "activation_checkpointing.cpu_checkpointing",
+    "activation_checkpointing.partition_activations", "expert_parallel.enabled", "expert_parallel.autoep_size",
+    "expert_parallel.expert_tensor_parallel_size", "fp16.enabled", "bf16.enabled", "optimizer.type",
+    "optimizer.params.momentum",
+)  # fmt: skip
 _BATCH = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 

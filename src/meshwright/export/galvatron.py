@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.export.contract import Exported, Format, Inexpressible
-from meshwright.export.galvatron_reading import DP_FIRST, plan_of_layers, read
+from meshwright.export.galvatron_reading import DP_FIRST, READ, plan_of_layers, read
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import torchrun
 from meshwright.files import pretty_json
@@ -34,10 +34,9 @@ def write(job: Job, plan: Plan) -> Exported:
     draft.no_overlap_choices()
     draft.only_precision("bf16", "fp16", "fp32")
     draft.only_optimizer("adamw")
-    by_layer = _by_layer(job.model, plan)
-    blocks = [_block(job.model, by_layer, name, draft.missing) for name in job.model.blocks]
-    ends = _ends(job.model, by_layer, blocks, draft.missing)
-    *strategies, ends = _narrowed([*blocks, ends], draft.missing)
+    by_layer = _narrowed(_by_layer(job.model, plan), draft.missing)
+    strategies = _blocks(job.model, by_layer, draft.missing)
+    ends = _ends(job.model, by_layer, strategies, draft.missing)
     table = _table(draft, strategies, ends)
     sequence = any(strategy.sp for strategy in [*strategies, ends])
     words = ["train_dist.py --galvatron_config_path strategy.json --mixed_precision", draft.job.precision]
@@ -64,12 +63,19 @@ def _by_layer(model: Model, plan: Plan) -> list[Strategy]:
     return [Strategy(**{name: getattr(found[i], name) for name in names}) for i in range(len(model.layers))]
 
 
-def _block(model: Model, by_layer: list[Strategy], block: str, lines: list[str]) -> Strategy:
-    """One strategy for both halves of a block: that of its first."""
-    own = [by_layer[i] for i, layer in enumerate(model.layers) if layer.block == block]
-    if any(strategy != own[0] for strategy in own):
-        lines.append(f"{block}: its halves differ; both are cut as the first")
-    return own[0]
+def _blocks(model: Model, by_layer: list[Strategy], lines: list[str]) -> list[Strategy]:
+    """One strategy for both halves of a block: cut as the first, repeated where either is."""
+    found, differ = [], []
+    for block in model.blocks:
+        own = [by_layer[i] for i, layer in enumerate(model.layers) if layer.block == block]
+        if any(strategy != own[0] for strategy in own):
+            differ.append(block)
+        again = any(strategy.recompute == "full" for strategy in own)
+        found.append(replace(own[0], recompute="full" if again else "none"))
+    if differ:
+        others = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+        lines.append(f"halves of {differ[0]}{others} differ: both are cut as the first, and repeated where either is")
+    return found
 
 
 def _ends(model: Model, by_layer: list[Strategy], blocks: list[Strategy], lines: list[str]) -> Strategy:
@@ -155,4 +161,4 @@ def _table(draft: Draft, strategies: list[Strategy], ends: Strategy) -> dict[str
     return table
 
 
-FORMAT = Format("galvatron", "Hetu-Galvatron", "", write, read)
+FORMAT = Format("galvatron", "Hetu-Galvatron", "", write, read, frozenset(READ))

@@ -17,6 +17,11 @@ from meshwright.plan.spans import device_text, layer_range, span_name
 from meshwright.plan.strategy import Axis
 
 DP_FIRST: tuple[Axis, ...] = ("dp", "tp", "ulysses", "ring")  # tp_consecutive_flags 0: replicas are adjacent
+READ = (
+    "pp_deg", "tp_sizes_enc", "tp_consecutive_flags", "cp_sizes_enc", "dp_types_enc", "use_sp", "checkpoint", "global_bsz",
+    "chunks", "pp_division", "pipeline_type", "default_dp_type", "vtp", "vsp", "vcp", "embed_sdp", "ep_sizes_enc",
+    "tp_of_ep_sizes_enc",
+)  # fmt: skip
 _Choices = tuple[tuple[str, Any], ...]
 _ZERO = {"ddp": 0, "zero2": 2, "zero3": 3}
 _PIPELINES = {"gpipe": "gpipe", "pipedream_flush": "1f1b"}

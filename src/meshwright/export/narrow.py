@@ -88,12 +88,18 @@ class Draft:
         )
 
     def only_recompute(self, levels: Collection[str]) -> None:
-        """Full recomputation where a choice is unknown: what fits then still fits."""
+        """The least that repeats all of an unknown choice: what fits then still fits."""
         chosen = self.uniform.strategy.recompute
         if chosen in levels:
             return
-        text = chosen if isinstance(chosen, str) else "+".join(chosen)
-        self.say(f"recompute={text}: whole blocks are repeated (full)", recompute="full")
+        cheap = {name for layer in self.job.model.layers for name in layer.recomputed_ops("selective")}
+        if "selective" in levels and set(chosen) <= cheap:
+            self.say(
+                f"recompute={'+'.join(chosen)}: all cheap operators are repeated (selective)", recompute="selective"
+            )
+        else:
+            text = chosen if isinstance(chosen, str) else "+".join(chosen)
+            self.say(f"recompute={text}: whole blocks are repeated (full)", recompute="full")
 
     def only_offload(self, *known: str) -> None:
         """All of a kind of tensor lives on the host, or none of it."""

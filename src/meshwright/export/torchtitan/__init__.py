@@ -7,7 +7,7 @@ beside them (torchtitan/config/manager.py); it reads no file of another kind.
 from __future__ import annotations
 
 from meshwright.export.contract import Format
-from meshwright.export.torchtitan.reading import read
+from meshwright.export.torchtitan.reading import READ, read
 from meshwright.export.torchtitan.writing import write
 
-FORMAT = Format("torchtitan", "torchtitan", "torchtitan", write, read)
+FORMAT = Format("torchtitan", "torchtitan", "torchtitan", write, read, frozenset(READ))

@@ -30,7 +30,9 @@ def piped(fields: Fields, job: Job, short: dict[str, Any]) -> Plan:
     if groups == 1:
         return Plan.of(short | {"pp": 1}, job)
     if not table and name not in _NAMES:
-        raise fields.wrong(_P + "pipeline_parallel_schedule", f"is {shorten(written, 40)}", ", ".join(SCHEDULES.values()))
+        raise fields.wrong(
+            _P + "pipeline_parallel_schedule", f"is {shorten(written, 40)}", ", ".join(SCHEDULES.values())
+        )
     single = name in {"gpipe", "1f1b"}
     counts = _dealt_by_itself(fields, job.model, groups, single) if parts is None else _named(fields, job.model, parts)
     if len(counts) % groups:

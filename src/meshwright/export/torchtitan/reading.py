@@ -22,6 +22,17 @@ KNOWN = (
     "parallelism.context_parallel_load_balancer", "parallelism.context_parallel_ptrr_mask_key", "activation_checkpoint",
     "parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers",
 )  # fmt: skip
+READ = (
+    "model_spec", "converters", "activation_checkpoint", "training.local_batch_size", "training.global_batch_size",
+    "training.seq_len", "training.mixed_precision_param", "training.enable_cpu_offload", "optimizer.implementation",
+    "compile.enable_async_tensor_parallel", "parallelism.data_parallel_replicate_degree",
+    "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward",
+    "parallelism.tensor_parallel_degree", "parallelism.enable_sequence_parallel", "parallelism.context_parallel_degree",
+    "parallelism.expert_parallel_degree", "parallelism.pipeline_parallel_degree",
+    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
+    "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_layers_per_stage",
+    "parallelism.module_fqns_per_model_part",
+)  # fmt: skip
 _P = "parallelism."
 
 
