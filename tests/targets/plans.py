@@ -15,6 +15,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero3": DENSE | {"zero": 3, "recompute": "full"},
     "hybrid": DENSE | {"zero": 3, "zero_group": 8},
     "tensor": DENSE | {"tp": 8, "zero": 2},
+    "tensor-past-heads": DENSE | {"tp": 16},
     "tensor-fp8": DENSE | {"tp": 4, "zero": 3, "precision": "fp8"},
     "ulysses": DENSE | {"ulysses": 4, "zero": 3},
     "ring": DENSE | {"ring": 4, "zero": 3, "zero_group": 8},

@@ -24,7 +24,7 @@ from torchtitan.trainer import Trainer
 from meshwright.cluster import Cluster
 from meshwright.export.contract import Beside
 from meshwright.export.formats import export, read
-from meshwright.export.torchtitan.known import CONFIGS, FLAVORS
+from meshwright.export.torchtitan.known import CONFIGS, FLAVORS, LONGEST
 from meshwright.export.torchtitan.pipeline import dealt
 from meshwright.model import Model
 from tests.targets.plans import PLANS, made
@@ -95,6 +95,7 @@ def test_flavors_are_the_presets(name: str) -> None:
     spec = importlib.import_module(f"torchtitan.models.{module}").model_registry(flavor)
     model = Model.preset(name)
     assert len(spec.model.layers) == len(model.blocks)
+    assert spec.model.max_seq_len == LONGEST[module]
     with torch.device("meta"):
         built = spec.model.build()
     assert sum(p.numel() for p in built.parameters()) == model.parameters

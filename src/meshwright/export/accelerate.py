@@ -27,6 +27,7 @@ _FILL = (
 def write(job: Job, plan: Plan) -> Exported:
     """A plan as Accelerate's configuration."""
     draft = Draft.of(job, plan)
+    draft.whole_heads()
     draft.without("pp", "ulysses")  # its Ulysses is DeepSpeed's, and takes that format
     draft.only_schedules("1f1b")
     strategy = draft.uniform.strategy

@@ -50,6 +50,7 @@ def _narrow(draft: Draft, megatron: bool) -> None:
         draft.only_offload()
         _even(draft)
     else:
+        draft.whole_heads()
         draft.only_schedules("1f1b")
         draft.only_zero((3,))
         draft.only_recompute(("none", "full"))

@@ -38,6 +38,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 def _narrow(draft: Draft) -> None:
     """Leave out what DeepSpeed cannot say, or does only by a model's own code."""
+    draft.whole_heads()
     draft.without("ring", "pp")  # its pipeline is a PipelineModule of the user's, with ZeRO-1 at most
     strategy = draft.uniform.strategy
     if strategy.sp:

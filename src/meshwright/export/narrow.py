@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any
 
 from msgspec.structs import replace as changed
@@ -51,22 +52,32 @@ class Draft:
         """Devices along axes that the framework does not know become replicas of the model."""
         strategy = self.uniform.strategy
         degrees = {"tp": strategy.tp, "ulysses": strategy.ulysses, "ring": strategy.ring, "pp": self.uniform.groups}
-        gone = {axis: degrees[axis] for axis in axes if degrees[axis] > 1}
-        if not gone:
-            return
-        dp = strategy.dp
-        for axis, degree in gone.items():
-            dp *= degree
-            self.missing.append(f"{axis}={degree}: no {_AXES[axis]} {where}; these devices are replicas instead")
-        kept = {axis: 1 for axis in gone if axis != "pp"} | ({"sp": False} if "tp" in gone else {})
-        micro_batch = self.uniform.micro_batch(self.job)
-        self.set(dp=dp, zero=strategy.zero or 1, **kept)
-        if not strategy.zero:
-            self.missing.append(
-                "zero=0: optimizer states are sharded (ZeRO-1), as the replicas now hold the whole model"
-            )
-        if "pp" in gone:
+        for axis in axes:
+            if degrees[axis] > 1:
+                words = f"{axis}={degrees[axis]}: no {_AXES[axis]} {where}; these devices are replicas instead"
+                self._replicate(axis, degrees[axis], 1, words)
+
+    def whole_heads(self) -> None:
+        """Tensor parallelism that deals out whole key/value heads, where a framework does not repeat them."""
+        heads = gcd(*(layer.kv_heads for layer in self.job.model.layers if layer.kv_heads))
+        tp = self.uniform.strategy.tp
+        if heads and heads % tp:
+            fits = gcd(heads, tp)
+            words = f"tp={tp}: has to divide the {heads} key/value heads; tp={fits}, and more replicas"
+            self._replicate("tp", tp, fits, words)
+
+    def _replicate(self, axis: str, degree: int, left: int, words: str) -> None:
+        """Part of the devices along an axis train on data of their own."""
+        strategy, micro_batch = self.uniform.strategy, self.uniform.micro_batch(self.job)
+        self.missing.append(words)
+        dp = strategy.dp * (degree // left)
+        if axis == "pp":
             self.uniform = replace(self.uniform, blocks=(sum(self.uniform.blocks),), schedule=Schedule())
+        else:
+            self.set(**{axis: left}, sp=strategy.sp and (axis, left) != ("tp", 1))
+        if not strategy.zero:
+            self.missing.append("zero=0: ZeRO-1 instead, as there are more replicas, of more of the model")
+        self.set(dp=dp, zero=strategy.zero or 1)
         self._batch(dp, micro_batch)
 
     def _batch(self, dp: int, micro_batch: int) -> None:

@@ -44,6 +44,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _narrow(draft: Draft) -> None:
+    draft.whole_heads()
     draft.without("pp", "ulysses")
     draft.only_schedules("1f1b")
     strategy = draft.uniform.strategy

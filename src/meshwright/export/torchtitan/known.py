@@ -25,6 +25,8 @@ FLAVORS: Final = {
     "deepseek-v2-lite": ("deepseek_v3", "16B"),
     "deepseek-v3": ("deepseek_v3", "671B"),
 }
+# Tokens that the rotary embedding of a module's flavours reaches; a longer sequence is refused (models/common/decoder.py).
+LONGEST: Final = {"llama3": 131072, "qwen3": 40960, "deepseek_v3": 16384}
 # Flavour -> preset, where several presets share one the first listed.
 PRESETS: Final = {flavor: name for name, flavor in reversed(FLAVORS.items())}
 

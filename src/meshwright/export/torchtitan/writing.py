@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from meshwright.export.contract import Exported
+from meshwright.export.contract import Exported, Inexpressible
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import torchrun
 from meshwright.export.sharding import Grid, grid_of
-from meshwright.export.torchtitan.known import CONVERTERS, SCHEDULES
+from meshwright.export.torchtitan.known import CONVERTERS, LONGEST, SCHEDULES
 from meshwright.export.torchtitan.model import flavor_of, llama_text
 from meshwright.plan import Job, Plan
 from meshwright.plan.actions import action_table
@@ -59,6 +59,7 @@ def _unnamed(given: Pipeline, draft: Draft) -> Schedule | None:
 
 def _narrow(draft: Draft) -> Grid:
     draft.without("ulysses")
+    draft.whole_heads()
     if any(layer.tied_to for layer in draft.job.model.layers):  # models/common/decoder.py: not with a pipeline
         draft.without("pp", where="with tied embeddings")
     if draft.uniform.groups == 1 and draft.uniform.schedule.name != "1f1b":
@@ -103,6 +104,9 @@ def _module(draft: Draft, grid: Grid, table: bool) -> str:
     """The text of the module."""
     flavor = flavor_of(draft.job.model)
     spec = ""
+    if flavor and draft.job.seq_len > LONGEST[flavor[0]]:
+        limit = f"{LONGEST[flavor[0]]:,} tokens"
+        raise Inexpressible(f"torchtitan's {flavor[0]} takes {limit} at most, the job has {draft.job.seq_len:,}")
     if flavor is None:
         spec = llama_text(draft.job.model, draft.job.seq_len) + "\n\n"
     checkpointing = _CHECKPOINTING[str(draft.uniform.strategy.recompute)]
