@@ -120,16 +120,20 @@ def _strategy(job: Job, pipeline: Pipeline, missing: list[str]) -> Strategy:
     offload = max((span.offload for span in spans), key=lambda o: o.activations + o.optimizer + o.parameters)
     if len({span.offload for span in spans}) > 1:
         missing.append("offload: differs between layers; all keep as much on the host as the one that keeps most")
-    return Strategy(**chosen, recompute=_recompute(spans, missing), offload=offload)
+    return Strategy(**chosen, recompute=_recompute(job.model, spans, missing), offload=offload)
 
 
-def _recompute(spans: list[Span], missing: list[str]) -> Any:
+def _recompute(model: Model, spans: list[Span], missing: list[str]) -> Any:
+    """All that any layer repeats."""
     said = {span.recompute for span in spans}
     if len(said) == 1:
         return said.pop()
     levels = [level for level in _LEVELS if level in said]
-    named = tuple(sorted({name for choice in said if not isinstance(choice, str) for name in choice}))
-    most: Any = "full" if "full" in levels else named or levels[-1]
+    named = {name for choice in said if not isinstance(choice, str) for name in choice}
+    cheap = {name for layer in model.layers for name in layer.recomputed_ops("selective")}
+    most: Any = levels[-1] if levels and (levels[-1] == "full" or not named) else tuple(sorted(named))
+    if levels and levels[-1] == "selective":
+        most = "selective" if named <= cheap else tuple(sorted(named | cheap))
     text = most if isinstance(most, str) else "+".join(most)
     missing.append(f"recompute: differs between layers; all repeat {text}")
     return most
