@@ -64,3 +64,19 @@ def test_what_is_not_torchtitans_is_listed() -> None:
     missing = export(plan.resolve(), plan, "torchtitan").missing
     assert [line.partition(":")[0] for line in missing] == [
         "ulysses=2", "recompute=norm", "zero=1", "precision=tf32", "optimizer=sgd"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "accelerate", "openrlhf", "areal"])
+def test_tensor_parallelism_deals_out_whole_heads(name: str) -> None:
+    """Llama 3 has eight key/value heads, which Megatron repeats past that; these frameworks refuse."""
+    plan = Plan.of({"model": "llama3-8b", "cluster": "2x8xh100", "global_batch": 64, "tp": 16, "zero": 3})
+    exported = export(plan.resolve(), plan, name)
+    span = exported.plan.pipelines[0].stages[0].spans[0]
+    assert (span.tp, span.dp) == (8, 2)
+    assert any("tp=16: has to divide the 8 key/value heads" in line for line in exported.missing)
+
+
+def test_a_sequence_past_its_positions_is_refused() -> None:
+    plan = Plan.of({"model": "qwen3-8b", "cluster": "8xh100", "global_batch": 8, "seq_len": 65536, "zero": 3})
+    with pytest.raises(Inexpressible, match="takes 40,960 tokens at most, the job has 65,536"):
+        export(plan.resolve(), plan, "torchtitan")

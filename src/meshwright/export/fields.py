@@ -12,12 +12,17 @@ from meshwright.model import Model
 from meshwright.plan import Job
 
 
+_DEEPEST = 64  # levels of nesting; no configuration has a tenth of them
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted names; an empty table stays as it is.
 
     >>> flat({"bf16": {"enabled": True}, "steps": 3})
     {'bf16.enabled': True, 'steps': 3}
     """
+    if prefix.count(".") > _DEEPEST:
+        raise InputError(f"nested deeper than {_DEEPEST} levels", field=shorten(prefix, 40))
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping) and value:

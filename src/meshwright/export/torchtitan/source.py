@@ -48,6 +48,8 @@ def _flags(text: str, file: str) -> dict[str, Any]:
     while i < len(words):
         name, equals, value = words[i].partition("=")
         i += 1
+        if name == "CONFIG":  # CONFIG=llama3_8b ./run_train.sh, torchtitan's own script
+            found["config"] = value
         if name.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["activation_checkpoint"] = name.partition(":")[2]
         if not name.startswith("--"):
