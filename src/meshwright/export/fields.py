@@ -11,7 +11,6 @@ from meshwright.export.contract import Beside
 from meshwright.model import Model
 from meshwright.plan import Job
 
-
 _DEEPEST = 64  # levels of nesting; no configuration has a tenth of them
 
 
