@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.export.contract import Inexpressible
+from meshwright.export.narrow import Draft
 from meshwright.export.uniform import settle
 from meshwright.plan import Plan
 
@@ -60,6 +61,7 @@ def test_stages_of_half_a_block_are_dealt_out_or_refused() -> None:
 
 
 def test_stages_on_devices_out_of_order_are_said() -> None:
-    first = {"layers": "embed..block.1", "devices": "2-3"}
-    _, missing = settled(first, {"layers": "block.2..head", "devices": "0-1"})
-    assert missing == ("devices: groups of stages stand on the cluster's devices in order",)
+    stages = [{"layers": "embed..block.1", "devices": "2-3"}, {"layers": "block.2..head", "devices": "0-1"}]
+    plan = Plan.of(JOB | {"stages": stages})
+    missing = Draft.of(plan.resolve(), plan).missing
+    assert missing == ["devices: groups of stages stand on the cluster's devices in order"]

@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.export.contract import Inexpressible
 from meshwright.export.uniform import Uniform, plan_of, settle
 from meshwright.plan import Job, Plan
+from meshwright.plan.document import Pipeline
 from meshwright.plan.schedule import Schedule, group_of_stage
 from meshwright.plan.strategy import Offload
 
@@ -31,7 +32,10 @@ class Draft:
     def of(job: Job, plan: Plan) -> Draft:
         """From the nearest plan that cuts every layer alike."""
         uniform, missing = settle(job, plan)
-        return Draft(job, uniform, list(missing))
+        draft = Draft(job, uniform, list(missing))
+        if not in_order(plan.pipelines[0]):
+            draft.missing.append("devices: groups of stages stand on the cluster's devices in order")
+        return draft
 
     def say(self, line: str, **changes: Any) -> None:
         """Other degrees instead, and why."""
@@ -157,3 +161,13 @@ class Draft:
         """ZeRO shards over all replicas."""
         if self.uniform.strategy.zero_group:
             self.say(f"zero_group={self.uniform.strategy.zero_group}: shards over all replicas", zero_group=0)
+
+
+def in_order(pipeline: Pipeline) -> bool:
+    """Whether the first group of stages has the first devices, the second the next, and so on."""
+    each, count = len(pipeline.stages[0].ranks), len(pipeline.stages)
+    groups = [group_of_stage(pipeline.schedule, count, stage) for stage in range(count)]
+    return all(
+        stage.ranks == tuple(range(group * each, group * each + each))
+        for stage, group in zip(pipeline.stages, groups, strict=True)
+    )

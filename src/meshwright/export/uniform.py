@@ -13,7 +13,7 @@ from meshwright.export.contract import Inexpressible
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.document import Overlap, Pipeline
-from meshwright.plan.schedule import Schedule, ScheduleName, group_of_stage
+from meshwright.plan.schedule import Schedule, ScheduleName
 from meshwright.plan.spans import layer_range, span_name
 from meshwright.plan.strategy import DEFAULT_ORDER, Span, Strategy
 
@@ -50,8 +50,6 @@ def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
         counts = ", ".join(str(len(stage.ranks)) for stage in pipeline.stages)
         raise Inexpressible(f"the stages have {counts} devices; other frameworks give every stage the same")
     missing = list(_ours(plan))
-    if not _in_order(pipeline):
-        missing.append("devices: groups of stages stand on the cluster's devices in order")
     strategy = _strategy(job, pipeline, missing)
     blocks = _blocks(job.model, pipeline, missing)
     schedule = pipeline.schedule
@@ -79,16 +77,6 @@ def stages_of(model: Model, blocks: tuple[int, ...]) -> list[str]:
     ['embed..block.0', 'block.1..head']
     """
     return [span_name(model, range(a, b)) for a, b in pairwise(_cuts(model, blocks))]
-
-
-def _in_order(pipeline: Pipeline) -> bool:
-    """Whether the first group has the first devices, the second the next, and so on."""
-    each, count = len(pipeline.stages[0].ranks), len(pipeline.stages)
-    groups = [group_of_stage(pipeline.schedule, count, stage) for stage in range(count)]
-    return all(
-        stage.ranks == tuple(range(group * each, group * each + each))
-        for stage, group in zip(pipeline.stages, groups, strict=True)
-    )
 
 
 def _ours(plan: Plan) -> list[str]:
