@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.export.contract import Inexpressible
 from meshwright.export.narrow import Draft
+from meshwright.export.processes import processes
 from meshwright.export.uniform import settle
 from meshwright.plan import Plan
 
@@ -65,3 +66,18 @@ def test_stages_on_devices_out_of_order_are_said() -> None:
     plan = Plan.of(JOB | {"stages": stages})
     missing = Draft.of(plan.resolve(), plan).missing
     assert missing == ["devices: groups of stages stand on the cluster's devices in order"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dp", "started"), [("2x8xh100", 4, (1, 4)), ("2x8xh100", 16, (2, 8)), ("8xh100", 8, (1, 8))]
+)
+def test_processes_fill_whole_nodes(cluster: str, dp: int, started: tuple[int, int]) -> None:
+    plan = Plan.of({"model": "tiny-llama", "cluster": cluster, "global_batch": 16, "dp": dp})
+    assert processes(plan.resolve(), plan) == started
+
+
+@pytest.mark.parametrize("cluster", ["2x8xh100", "1x8xh100+1x4xh100"])
+def test_processes_on_part_of_a_node_are_refused(cluster: str) -> None:
+    plan = Plan.of({"model": "tiny-llama", "cluster": cluster, "global_batch": 24, "dp": 12})
+    with pytest.raises(Inexpressible, match="12 devices are not whole nodes"):
+        processes(plan.resolve(), plan)

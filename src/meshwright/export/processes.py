@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from meshwright.export.contract import Inexpressible
 from meshwright.plan import Job, Plan
 
 
 def processes(job: Job, plan: Plan) -> tuple[int, int]:
     """Nodes, and processes on each of them."""
-    each = min(group.devices_per_node for group in job.cluster.groups)
+    sizes = {group.devices_per_node for group in job.cluster.groups}
+    each = min(sizes)
     if plan.devices <= each:
         return 1, plan.devices
-    return -(-plan.devices // each), each
+    if len(sizes) > 1 or plan.devices % each:
+        nodes = " and ".join(map(str, sorted(sizes)))
+        raise Inexpressible(f"{plan.devices} devices are not whole nodes of {nodes}; launchers start as many on each")
+    return plan.devices // each, each
 
 
 def torchrun(job: Job, plan: Plan) -> str:
