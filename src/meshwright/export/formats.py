@@ -9,7 +9,15 @@ from meshwright.errors import InputError, UnknownName
 from meshwright.export.contract import Beside, Exported, Format, Imported
 from meshwright.plan import Job, Plan
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {
+    "torchtitan": "meshwright.export.torchtitan",
+    "deepspeed": "meshwright.export.deepspeed",
+    "accelerate": "meshwright.export.accelerate",
+    "galvatron": "meshwright.export.galvatron",
+    "verl": "meshwright.export.verl",
+    "areal": "meshwright.export.areal",
+    "openrlhf": "meshwright.export.openrlhf",
+}
 
 
 def format_named(name: str) -> Format:

@@ -62,13 +62,21 @@ def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
 
 def plan_of(job: Job, uniform: Uniform) -> Plan:
     """The plan that says the same."""
-    cuts = _cuts(job.model, uniform.blocks)
-    names = [span_name(job.model, range(a, b)) for a, b in pairwise(cuts)]
+    names = stages_of(job.model, uniform.blocks)
     table: dict[str, Any] = {name: getattr(uniform.strategy, name) for name in _DEGREES}
     table |= {"recompute": uniform.strategy.recompute, "offload": msgspec.to_builtins(uniform.strategy.offload)}
     table |= {"schedule": uniform.schedule.name, "virtual": uniform.schedule.virtual}
     table |= {"micro_batches": uniform.micro_batches, "stages": [{"layers": name} for name in names]}
     return Plan.of(table | {"overlap": msgspec.to_builtins(uniform.overlap)}, job)
+
+
+def stages_of(model: Model, blocks: tuple[int, ...]) -> list[str]:
+    """The layers of stages that have so many blocks each.
+
+    >>> stages_of(Model.preset("tiny-llama"), (1, 3))
+    ['embed..block.0', 'block.1..head']
+    """
+    return [span_name(model, range(a, b)) for a, b in pairwise(_cuts(model, blocks))]
 
 
 def _ours(plan: Plan) -> list[str]:
@@ -100,16 +108,20 @@ def _strategy(job: Job, pipeline: Pipeline, missing: list[str]) -> Strategy:
     offload = max((span.offload for span in spans), key=lambda o: o.activations + o.optimizer + o.parameters)
     if len({span.offload for span in spans}) > 1:
         missing.append("offload: differs between layers; all keep as much on the host as the one that keeps most")
-    return Strategy(**chosen, recompute=_recompute(spans, missing), offload=offload)
+    return Strategy(**chosen, recompute=_recompute(job.model, spans, missing), offload=offload)
 
 
-def _recompute(spans: list[Span], missing: list[str]) -> Any:
+def _recompute(model: Model, spans: list[Span], missing: list[str]) -> Any:
+    """All that any layer repeats."""
     said = {span.recompute for span in spans}
     if len(said) == 1:
         return said.pop()
     levels = [level for level in _LEVELS if level in said]
-    named = tuple(sorted({name for choice in said if not isinstance(choice, str) for name in choice}))
-    most: Any = "full" if "full" in levels else named or levels[-1]
+    named = {name for choice in said if not isinstance(choice, str) for name in choice}
+    cheap = {name for layer in model.layers for name in layer.recomputed_ops("selective")}
+    most: Any = levels[-1] if levels and (levels[-1] == "full" or not named) else tuple(sorted(named))
+    if levels and levels[-1] == "selective":
+        most = "selective" if named <= cheap else tuple(sorted(named | cheap))
     text = most if isinstance(most, str) else "+".join(most)
     missing.append(f"recompute: differs between layers; all repeat {text}")
     return most
@@ -128,7 +140,21 @@ def _blocks(model: Model, pipeline: Pipeline, missing: list[str]) -> tuple[int, 
         taken = sum(start < end for start in starts)
         counts.append(taken - before)
         before = taken
-    return (*counts, len(starts) - before)
+    return _none_empty(model, [*counts, len(starts) - before], missing)
+
+
+def _none_empty(model: Model, counts: list[int], missing: list[str]) -> tuple[int, ...]:
+    """Stages of less than a block may have lost it; only the first and the last have other layers to hold."""
+    cuts = _cuts(model, tuple(counts))
+    if all(a < b for a, b in pairwise(cuts)):
+        return tuple(counts)
+    if sum(counts) < len(counts):
+        raise Inexpressible(
+            f"{len(counts)} stages share {sum(counts)} blocks; other frameworks give a stage whole ones"
+        )
+    each, extra = divmod(sum(counts), len(counts))
+    missing.append("stages of less than a block: blocks are dealt evenly")
+    return tuple(each + (stage < extra) for stage in range(len(counts)))
 
 
 def _block_starts(model: Model) -> list[int]:
