@@ -117,8 +117,9 @@ def estimate(
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     _same_job(job, plan)
     codecs = codecs_of(job, plan, framework)
-    pipelines = tuple(pipeline_time(job, pipeline, framework, constants, codecs) for pipeline in plan.pipelines)
-    seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
+    switched = framework.switched(plan.overlap)
+    pipelines = tuple(pipeline_time(job, pipeline, switched, constants, codecs) for pipeline in plan.pipelines)
+    seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, switched, constants)
     model_flops = 3 * _forward_flops(job) * job.global_batch
     peak = _peak(job, plan) * seconds
     return Estimate(

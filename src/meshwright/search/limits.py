@@ -25,7 +25,7 @@ FORBIDDABLE = {
     "tp": "tensor parallelism", "sp": "sequence parallelism", "ulysses": "Ulysses", "ring": "ring attention",
     "ep": "expert parallelism", "pp": "pipelines", "zero": "ZeRO of any level", "zero1": "ZeRO-1", "zero2": "ZeRO-2",
     "zero3": "ZeRO-3", "hybrid": "ZeRO over part of the replicas", "recompute": "recomputation",
-    "adaptive": "recomputation of chosen operators", "offload": "offload to the host",
+    "adaptive": "recomputation of chosen operators", "selective": "recomputation of norms and activations", "offload": "offload to the host",
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble 1F1B",
     "zbv": "ZB-V", "dualpipev": "DualPipeV", "split": "pipeline cuts inside a block", "idle": "idle devices",
     "mixed": "different ways for different layers of a stage", "placement": "axes in any but the default order",
