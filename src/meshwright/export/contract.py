@@ -62,3 +62,4 @@ class Format:
     target: str  # limits of the search under which an export is exact (`plan --for`); empty: none are written down
     write: Writer
     read: Reader | None = None
+    words: frozenset[str] = frozenset()  # names that are read, to tell what a misspelt one may have meant

@@ -9,7 +9,9 @@ from meshwright.errors import InputError, UnknownName
 from meshwright.export.contract import Beside, Exported, Format, Imported
 from meshwright.plan import Job, Plan
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {
+    "megatron": "meshwright.export.megatron",
+}
 
 
 def format_named(name: str) -> Format:
