@@ -61,8 +61,11 @@ def _run(script: Script, statement: list[Word], *, inside: bool) -> None:
     words = list(statement)
     while words and len(words[0]) == 1 and words[0][0].text in _SKIPPED:
         words.pop(0)
+    before = dict(script.variables)
     while words and _assigns(words[0]):
         _assign(script, words.pop(0), words, inside=inside)
+    if words:
+        script.variables = before  # assignments before a command are its own
     expanded = [text for word in words for text in expand(script, word)]
     if expanded and expanded[0].startswith("--") and script.commands:
         script.commands[-1] += expanded  # a comment between continued lines ends the command only for bash
@@ -128,7 +131,7 @@ def _value(script: Script, piece: Piece, depth: int = 0) -> str:
     text = piece.text
     if text.startswith("(("):
         return _sum(script, text[2:-2])
-    name = _NAME.match(text)
+    name = _NAME.match(text) or re.match(r"\d+", text)
     if name is None or depth > _DEEPEST:
         return f"${{{text}}}" if not text.startswith("(") else f"${text}"
     rest = text[name.end() :]

@@ -11,7 +11,7 @@ from meshwright.export.megatron.recompute import Repeated, operators_of
 from meshwright.export.uniform import Uniform, plan_of
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
-from meshwright.plan.document import Pipeline, Stage
+from meshwright.plan.document import Stage
 from meshwright.plan.spans import device_text, layer_range, span_name
 from meshwright.plan.strategy import Span
 
@@ -29,8 +29,9 @@ def joined(job: Job, plan: Plan) -> tuple[Plan, int | None]:
     if not all(stages):
         return plan, None
     spans = [span for stage in pipeline.stages for span in stage.spans]
-    count = _leading(job.model, pipeline)
-    what: Any = "full" if count else _same_operators(job.model, spans)
+    rows = [_of_blocks(job.model, stage) for stage in pipeline.stages]
+    count = _leading(rows)
+    what: Any = "full" if count else _level(rows) or _same_operators(job.model, spans)
     if what is None:
         return plan, None
     made = [
@@ -51,9 +52,14 @@ def _one_span(model: Model, stage: Stage) -> Span | None:
     return msgspec.structs.replace(first, layers=span_name(model, layers))
 
 
-def _leading(model: Model, pipeline: Pipeline) -> int | None:
+def _level(rows: list[list[Any]]) -> str:
+    """What all blocks repeat, whatever the ends of the model do: Megatron repeats blocks only."""
+    said = {what for row in rows for what in row}
+    return next(iter(said)) if len(said) == 1 and said <= {"none", "full"} else ""
+
+
+def _leading(rows: list[list[Any]]) -> int | None:
     """Blocks at the start of each stage that repeat everything, where the others repeat nothing."""
-    rows = [_of_blocks(model, stage) for stage in pipeline.stages]
     if not all(set(row) <= {"none", "full"} for row in rows):
         return None
     counts = [row.index("none") if "none" in row else len(row) for row in rows]

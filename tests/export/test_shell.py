@@ -1,0 +1,100 @@
+"""Scripts as bash reads them: bash itself is the reference."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshwright.export.megatron.written import find_words
+
+SCRIPTS = {
+    "a list in a string, continued": """
+GPUS=4; NODES=2
+OPTIONS=" \\
+    --num-layers 32 \\
+    --hidden-size 4096 \\
+    --data-path 'a  b' \\
+"
+torchrun --nproc_per_node $GPUS train.py $OPTIONS --world $(($GPUS*NODES)) 2>&1 | cat
+""",
+    "arrays, comments, defaults": """
+#!/bin/bash
+TP=${TP:-8}   # tensor parallel
+PP=${2:-$((TP / 2))}
+NAME="run-${TP}-x"
+ARGS=(
+    --tensor-model-parallel-size $TP
+    # --commented-out 3
+    --pipeline-model-parallel-size "${PP}"  # trailing
+    --save "/tmp/my dir/$NAME"
+)
+ARGS+=(--bf16 --layout 'Et*3|(t*4|)*2L')
+MORE=${UNSET:-"--seq-length 4096"}
+torchrun train.py "${ARGS[@]}" $MORE --lr=1e-4 --empty ""
+""",
+    "assignments before the command": """
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+A=1 B="2 3" torchrun train.py --a ${A:-9} --b \\
+   --c '--d' --e \\"quoted\\" && echo done >/dev/null
+""",
+    "a branch": """
+MOE=yes
+if [ "$MOE" = yes ]; then
+    EXTRA="--num-experts 8"
+fi
+torchrun train.py --bf16 $EXTRA
+""",
+    "a function": """
+run() {
+    torchrun train.py --x 1 "$@"
+}
+run
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
+    text = SCRIPTS[name].lstrip("\n")
+    (tmp_path / "run.sh").write_text(text)
+    stub = tmp_path / "torchrun"
+    stub.write_text("#!/bin/sh\nfor word do printf '%s\\n' \"$word\"; done\n")
+    stub.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "run.sh"], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    theirs = done.stdout.split("\n")[:-1]
+    found = find_words(text, "run.sh")
+    assert [word for word in [*found.launcher[1:], *found.words] if word] == [
+        word for word in theirs if word != "done" and word
+    ]
+
+
+def test_what_a_script_does_not_set_is_said() -> None:
+    found = find_words("source models/x.sh\ntorchrun train.py ${MODEL_ARGS[@]} --bf16 --tp $TP", "run.sh")
+    assert found.words == ["--bf16", "--tp", "${TP}"]
+    assert any("MODEL_ARGS" in note for note in found.notes)
+
+
+def test_a_value_under_a_condition_is_said() -> None:
+    found = find_words("if [ x ]; then\nTP=4\nelse\nTP=8\nfi\ntorchrun train.py --tp $TP", "run.sh")
+    assert found.words == ["--tp", "8"]
+    assert any(note.startswith("TP:") and "condition" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("--num-layers 4\n--bf16\n--cp-comm-type p2p a2a\n", "args.txt"),
+        ("MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n  --cp-comm-type: [p2p, a2a]\nENV_VARS:\n  X: 1\n", "a.yaml"),
+        ("ENV_VARS:\n  X: 1\nMODEL_ARGS:\n  num_layers: 4  # blocks\n  bf16: true\n  fp16: false\n  cp_comm_type:\n    - p2p\n    - a2a\n", "a.yml"),
+        ("- --num-layers 4\n- --bf16\n- --cp-comm-type p2p a2a\n", "list.yaml"),
+        ('{"num-layers": 4, "bf16": true, "cp-comm-type": ["p2p", "a2a"], "save": null}', "a.json"),
+        ("ARGS=(--num-layers 4 --bf16)\nMORE='--cp-comm-type p2p a2a'\n", "arrays.sh"),
+    ],
+)  # fmt: skip
+def test_one_list_in_many_forms(text: str, file: str) -> None:
+    assert find_words(text, file).words == ["--num-layers", "4", "--bf16", "--cp-comm-type", "p2p", "a2a"]
