@@ -2,12 +2,13 @@
 # Set-up is layered: `light` installs what planning needs (seconds), `run` adds torch, `dev` adds the checks.
 
 VENV   ?= .venv
+TARGETS ?= .venv-targets
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint bench docs clean light run dev
+.PHONY: help demo test lint bench docs targets clean light run dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s: 
@@ -60,8 +61,16 @@ test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
 
+# Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
+targets: $(BIN)/python  ## exports against the frameworks themselves (large: installs them into a venv of its own)
+	@test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
+	@$(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . hypothesis pytest
+	@for file in tests/targets/*.txt; do echo "setting up: $$file"; \
+	    $(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $$file || exit 1; done
+	$(TARGETS)/bin/python -m pytest -rs tests/targets
+
 bench: $(VENV)/.dev  ## measurements; each prints the peer and us
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove everything that make has built
-	rm -rf $(VENV) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TARGETS) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

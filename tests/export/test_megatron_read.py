@@ -119,7 +119,7 @@ def test_pipelines_inside_replicas() -> None:
 
 REFUSED = {
     "--tensor-model-parallel-size 8": ["--tensor-model-parallel-size", "4 and 8"],
-    "--pipeline-model-parallel-layout 'Et*40|t*40L'": ["contradicts", "Et*40|t*40L", "--num-layers-per-virtual-pipeline-stage 4"],
+    "--pipeline-model-parallel-layout 'Et*40|t*40L'": ["contradicts", "Et*40|t*40L", "-stage 4"],
     "--num-virtual-stages-per-pipeline-rank 2": ["contradicts", "-stage 4", "-rank 2"],
     "--decoder-first-pipeline-num-layers 17": ["4", "17"],
     "--fp16": ["fp16", "--bf16"],

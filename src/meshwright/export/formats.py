@@ -11,6 +11,9 @@ from meshwright.plan import Job, Plan
 
 FORMATS: dict[str, str] = {
     "megatron": "meshwright.export.megatron",
+    "nemo": "meshwright.export.megatron.nemo",
+    "mindspeed": "meshwright.export.megatron.mindspeed",
+    "slime": "meshwright.export.megatron.slime",
 }
 
 

@@ -41,6 +41,13 @@ TARGETS = {
             "(p2p) or as Ulysses (a2a). Its FSDP does not go with pipelines and is left out",
         ),
         Target(
+            "mindspeed",
+            "megatron-overlap",
+            (*_OURS, "zero2", "zero3", "hybrid", "offload", "gpipe", "zero-bubble", "zbv", "dualpipev"),
+            "as Megatron, on Ascend: ZeRO-1 over all replicas, norms and activation functions are repeated by switches of "
+            "their own; its DualPipeV takes experts and no context parallelism, and is left out",
+        ),
+        Target(
             "torchtitan",
             "torchtitan",
             (*_OURS, "zero1", "ulysses", "offload", "zero-bubble"),

@@ -112,9 +112,9 @@ def _optimizer(given: Given, assumed: list[str]) -> str:
     words = [given.choice(n, "fp32", _BITS) for n in ("exp-avg-dtype", "exp-avg-sq-dtype")]
     bits = [_BITS[word] for word in words]
     if min(bits) < 32 and not given.on("use-precision-aware-optimizer"):
-        raise given.refused(
-            "exp-avg-dtype", f"is {min(words, key=_BITS.__getitem__)} without --use-precision-aware-optimizer", "fp32, or the switch"
-        )
+        least = min(words, key=lambda word: _BITS[word])
+        problem = f"is {least} without --use-precision-aware-optimizer"
+        raise given.refused("exp-avg-dtype", problem, "fp32, or the switch")
     if bits[0] != bits[1]:
         assumed.append(f"optimizer: both moments in {max(bits)} bits; the script has {bits[0]} and {bits[1]}")
     return _ADAM[max(bits)]

@@ -92,7 +92,10 @@ def _positions(config: Mapping[str, Any], learned: bool, missing: list[str], to_
     said: Arguments = {"position-embedding-type": ("rope",)}
     base = rope.get("rope_theta", config.get("rope_theta"))
     if base is None:
-        to_fill.append("--rotary-base: the model's config does not say it; 10000 is what Megatron takes")
+        to_fill.append(
+            "--rotary-base, --norm-epsilon: a preset holds the shape alone; take them from the model's config.json, "
+            "or plan with that file instead of the preset"
+        )
     else:
         said["rotary-base"] = (f"{float(base):.0f}",)  # Megatron takes a whole number
     kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), float(rope.get("factor") or 1.0)

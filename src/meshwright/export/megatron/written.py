@@ -84,10 +84,10 @@ def _of_table(table: Any, file: str) -> Iterator[str]:
 def _said(name: str, values: Iterable[Any]) -> Iterator[str]:
     """A switch is true or absent; what is null or false is not said."""
     words = list(values)
-    if words in ([None], [False], ["false"], ["null"], ["~"]):
+    if words in ([None], [False], ["false"], ["no"], ["null"], ["~"]):
         return
     yield f"--{name.removeprefix('--').replace('_', '-')}"
-    if words not in ([True], ["true"], [""]):
+    if words not in ([True], ["true"], ["yes"], [""]):
         yield from (str(word) for word in words)
 
 
