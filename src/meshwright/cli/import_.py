@@ -63,11 +63,9 @@ def command(
     imported = read(_text(file), name, "standard input" if file == "-" else file, beside)
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
     from meshwright.export.price import runtime_of
-    from meshwright.search.planner import summary
 
     priced = estimate(imported.job, imported.plan, runtime_of(found))
-    table = {"runtime": priced.runtime.name, **summary(priced)}
-    document = msgspec.structs.replace(imported.plan, estimate=table)
+    document = msgspec.structs.replace(imported.plan, estimate=_predicted(priced))
     imported = replace(imported, plan=document)
     if output is not None:
         document.save(output)
@@ -96,6 +94,17 @@ def _notes(imported: Imported, priced: Estimate, name: str) -> None:
         click.echo(f"unknown: {argument}" + (f"; did you mean {near}?" if near else ""), err=True)
     if imported.unused:
         click.echo(f"says nothing about a plan: {' '.join(imported.unused)}", err=True)
+
+
+def _predicted(priced: Estimate) -> dict[str, Any]:
+    """As the plan keeps it; with the runtime, so that whoever reads the plan prices it as it runs."""
+    return {
+        "runtime": priced.runtime.name,
+        "step_time_s": priced.step_seconds,
+        "tokens_per_s_per_device": priced.tokens_per_second_per_device,
+        "mfu": priced.mfu,
+        "peak_memory_bytes": priced.peak_memory,
+    }
 
 
 def _near(argument: str, name: str) -> str:

@@ -9,6 +9,8 @@ from meshwright.export.contract import Exported, Format
 from meshwright.plan import Job, Plan
 from meshwright.search.targets import target
 
+_VISIBLE = 0.0005  # of a step: less rounds to nothing
+
 
 @dataclass(frozen=True)
 class Price:
@@ -22,8 +24,8 @@ class Price:
         """One line."""
         seconds = self.said.step_seconds
         line = f"predicted step {seconds:.4g} s, MFU {self.said.mfu:.1%} (runtime {self.said.runtime.name})"
-        if self.said.plan != self.given.plan:
-            change = seconds / self.given.step_seconds - 1
+        change = seconds / self.given.step_seconds - 1
+        if abs(change) >= _VISIBLE:
             line = f"{line}; as given {self.given.step_seconds:.4g} s ({change:+.1%})"
         return line if self.said.fits else f"{line}; it does not fit into memory"
 

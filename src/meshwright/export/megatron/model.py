@@ -13,7 +13,9 @@ from meshwright.model.presets import find_preset, presets
 # Tokens of tokenizers that bring their own vocabulary.
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
-_LIKE_PRESETS = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer")
+_TELLING = (  # fields that tell most presets apart before a model is made of one
+    "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vocab_size", "max_position_embeddings", "n_positions",
+)  # fmt: skip
 
 
 def model_of(given: Given, named: Model | None, assumed: list[str]) -> Model:
@@ -51,9 +53,9 @@ def _agree(given: Given, model: Model) -> None:
 
 def _preset_like(made: Model, config: dict[str, Any]) -> Model | None:
     for preset in presets().values():
-        if all(preset.config.get(name) == config.get(name) for name in _LIKE_PRESETS):
+        if all(preset.config.get(name) == config.get(name) for name in _TELLING):
             model = Model.preset(preset.name)
-            if model.layers == made.layers and model.max_seq_len == made.max_seq_len:
+            if model.layers == made.layers:
                 return model
     return None
 

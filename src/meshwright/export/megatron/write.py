@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+import msgspec
+
 from meshwright.export.contract import Exported
 from meshwright.export.megatron import script
 from meshwright.export.megatron.arguments import Arguments
@@ -23,6 +25,7 @@ from meshwright.export.megatron.shape import config_of, shape_arguments
 from meshwright.export.megatron.stages import is_mapped, joined, meant
 from meshwright.export.uniform import Uniform, settle
 from meshwright.plan import Job, Plan
+from meshwright.plan.spans import layer_range
 
 FILE = "pretrain_megatron.sh"
 _PADDING = 128  # rows of the vocabulary that Megatron rounds up to, on each device
@@ -77,15 +80,22 @@ def say(job: Job, plan: Plan) -> Said:
     if job.precision == "fp16":
         groups["MODEL_ARGS"].pop("moe-grouped-gemm", None)  # grouped products are bf16 only
     stands_for = meant(job, uniform, repeated, mapped=mapped)
-    if not missing and not _same(job, plan, stands_for):
-        missing.append("stages: the embedding is first and the last norm stands with the head")
-    return Said(groups, uniform, stands_for if missing else plan, tuple(missing), tuple(to_fill))
+    if not missing and _blocks(job, plan) != _blocks(job, stands_for):
+        missing.append("stages: blocks lie in other stages than the plan's")
+    said = plan if not missing and plan.pipelines == stands_for.pipelines else stands_for
+    return Said(groups, uniform, said, tuple(missing), tuple(to_fill))
 
 
-def _same(job: Job, given: Plan, now: Plan) -> bool:
-    """Whether both stages and what they repeat are the same, however spans are joined."""
-    first, second = joined(job, given), joined(job, now)
-    return first[1] == second[1] and first[0].pipelines == second[0].pipelines
+def _blocks(job: Job, plan: Plan) -> list[tuple[Any, ...]]:
+    """Devices, way and blocks of each stage. Where the last norm stands, before a head that is alone or with it, is no
+    difference that a step shows."""
+    whole, count = joined(job, plan)
+    found: list[tuple[Any, ...]] = []
+    for stage in whole.pipelines[0].stages:
+        layers = [job.model.layers[i] for span in stage.spans for i in layer_range(job.model, span.layers)]
+        ways = {msgspec.structs.replace(span, layers="") for span in stage.spans}
+        found.append((stage.devices, ways, {layer.block for layer in layers} - {""}, count))
+    return found
 
 
 def environment(uniform: Uniform) -> str:
