@@ -190,6 +190,7 @@ def test_what_is_assumed_is_said() -> None:
     assert line("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "units of 4")
     assert line("--cp-comm-type p2p p2p a2a", "p2p in all layers")
     assert line("--mtp-num-layers 1", "further tokens")
+    assert line("--grad-reduce-in-bf16", "priced in 32 bits")
     assert line("--rampup-batch-size 16 8 300000", "ramp")
     moe = SCRIPT.replace("--swiglu", "--swiglu --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4")
     assert line("", "etp: 4, which is tp", script=moe)

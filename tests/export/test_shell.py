@@ -46,6 +46,28 @@ if [ "$MOE" = yes ]; then
 fi
 torchrun train.py --bf16 $EXTRA
 """,
+    "branches that can be told": """
+DTYPE="fp8"; TOKENS=${3:-"MOCK"}; N=4; MOE=false
+ARGS=()
+if [[ "$DTYPE" == "fp8" ]]; then
+    ARGS+=(
+        "--fp8-format hybrid"
+        "--fp8-amax-history-len 1024"
+    )
+fi
+if [[ "$TOKENS" == "MOCK" ]] || [[ -z "$TOKENS" ]]; then
+    ARGS+=("--mock-data" "--tokenizer-type NullTokenizer")
+else
+    ARGS+=("--data-path $TOKENS" "--tokenizer-type HuggingFaceTokenizer")
+fi
+if [ -n "${WANDB_API_KEY}" ]; then ARGS+=(--wandb-project x); fi
+if [ $N -gt 8 ]; then ARGS+=(--huge); elif [ $N -ge 4 ] && [ ! -z "$N" ]; then ARGS+=(--large); else ARGS+=(--small); fi
+if $MOE; then ARGS+=(--num-experts 8); fi
+[ "$N" -eq 4 ] && ARGS+=(--four)
+[ "$N" = 5 ] && ARGS+=(--five)
+[ "$N" = 4 ] || ARGS+=(--not-four)
+torchrun train.py ${ARGS[@]}
+""",
     "a function": """
 run() {
     torchrun train.py --x 1 "$@"
@@ -79,9 +101,15 @@ def test_what_a_script_does_not_set_is_said() -> None:
     assert any("MODEL_ARGS" in note for note in found.notes)
 
 
+def test_a_program_in_a_variable_still_ends_the_launcher() -> None:
+    found = find_words("torchrun --nnodes 2 --standalone --nproc_per_node=8 $PROGRAM --bf16 --tp 4", "run.sh")
+    assert found.words == ["--bf16", "--tp", "4"]
+    assert found.launcher[-1] == "${PROGRAM}"
+
+
 def test_a_value_under_a_condition_is_said() -> None:
-    found = find_words("if [ x ]; then\nTP=4\nelse\nTP=8\nfi\ntorchrun train.py --tp $TP", "run.sh")
-    assert found.words == ["--tp", "8"]
+    found = find_words("if [ -f x ]; then\nTP=4\nelse\nTP=8\nfi\ntorchrun train.py --tp $TP", "run.sh")
+    assert found.words == ["--tp", "4"]
     assert any(note.startswith("TP:") and "condition" in note for note in found.notes)
 
 

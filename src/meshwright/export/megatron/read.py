@@ -30,6 +30,12 @@ _GONE = {
     "checkpoint-activations": "--recompute-granularity, --recompute-method and --recompute-num-layers",
     "warmup": "--lr-warmup-fraction",
 }
+# What changes a step's time and is no part of a plan: said, so that a prediction is read with it.
+_PRICED_OTHERWISE = {
+    "grad-reduce-in-bf16": "gradients: priced in 32 bits; the script sends 16 (--grad-reduce-in-bf16)",
+    "tp-comm-overlap": "tensor parallelism: priced as not hidden (--tp-comm-overlap); --runtime nemo hides most of it",
+    "overlap-moe-expert-parallel-comm": "experts: priced as not hidden (--overlap-moe-expert-parallel-comm); --runtime nemo",
+}
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8}
 _ADAM = {32: "adamw", 16: "adamw-16bit", 8: "adamw-8bit"}
@@ -54,6 +60,7 @@ def imported(given: Given, beside: Beside, known: frozenset[str], assumed: list[
     _count_processes(launcher, beside, assumed)
     strategy, overlap = _strategy(given, job, assumed), _overlap(given)
     uniform = _uniform(given, job, strategy, overlap, assumed)
+    assumed += [line for name, line in _PRICED_OTHERWISE.items() if name in given]
     try:
         plan = meant(job, uniform, recompute_of(given, model, assumed), mapped=given.on("use-tp-pp-dp-mapping"))
     except InputError as error:

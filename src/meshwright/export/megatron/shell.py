@@ -1,33 +1,32 @@
 """Words of the command that a shell script runs: as much of bash as training scripts use.
 
-Assignments, arrays, quotes, comments, continued lines, variables with defaults and sums of numbers are read; what a
-program would have to be run for (`$(hostname)`) stays as it is written. Branches are all taken, and said to be.
+Assignments, arrays, variables with defaults, sums of numbers and simple conditions are followed, as if the script was
+started without arguments in an empty environment. What a program would have to be run for (`$(hostname)`, `[ -f x ]`)
+stays as it is written; a condition that cannot be told is taken as true, and what hangs on it is remembered.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from meshwright.export.megatron.words import Piece, Statement, Word, statements, words
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_OPENS, _CLOSES = {"if", "case", "for", "while"}, {"fi", "esac", "done"}
-_SKIPPED = {"then", "else", "elif", "do", "export", "exec", "time", "nohup", "local", "readonly", "declare", "sudo"}
+_LOOPS, _LOOP_ENDS = {"case", "for", "while", "until", "select"}, {"esac", "done"}
+_SKIPPED = {"then", "else", "do", "export", "exec", "time", "nohup", "local", "readonly", "declare", "sudo"}
 _DEEPEST = 20  # variables inside the defaults of variables
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a word: text as it is, or a variable to be looked up."""
+@dataclass
+class Branch:
+    """Where reading stands inside an `if`: whether this part of it runs, and whether one before it did."""
 
-    text: str
-    variable: bool = False
-    quoted: bool = False
-
-
-Word = tuple[Piece, ...]
+    runs: bool
+    done: bool
+    sure: bool = True
 
 
 @dataclass
@@ -36,8 +35,19 @@ class Script:
 
     variables: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
-    conditional: dict[str, str] = field(default_factory=dict)  # variables set in a branch, with their last value
+    conditional: dict[str, str] = field(
+        default_factory=dict
+    )  # set where a condition cannot be told, with the last value
     left_out: list[str] = field(default_factory=list)  # lists that the script uses and does not set
+    branches: list[Branch] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        return all(branch.runs for branch in self.branches)
+
+    @property
+    def sure(self) -> bool:
+        return all(branch.sure for branch in self.branches)
 
 
 def read_script(text: str) -> Script:
@@ -47,26 +57,103 @@ def read_script(text: str) -> Script:
     >>> script.commands[-1]
     ['torchrun', 'x.py', '--tp', '8', '--bf16']
     """
-    script, depth = Script(), 0
-    for statement in _statements(text):
-        first = statement[0][0].text if len(statement[0]) == 1 and not statement[0][0].quoted else ""
-        depth += (first in _OPENS) - (first in _CLOSES)
-        if first in _OPENS | _CLOSES:
-            continue
-        _run(script, statement, inside=depth > 0)
+    script = Script()
+    condition: list[Statement] | None = None  # of an `if` or `elif` whose `then` has not come yet
+    last: bool | None = None  # what the test before an && or || said
+    for statement in statements(text):
+        first = statement.first
+        if first in {"if", "elif"}:
+            if first == "if":
+                script.branches.append(Branch(runs=True, done=False))
+            condition = [Statement(statement.words[1:])]
+        elif first == "then" and condition is not None:
+            _decide(script, condition)
+            condition = None
+            _run(script, statement.words[1:])
+        elif condition is not None:
+            condition.append(statement)
+        elif first in _LOOPS:
+            script.branches.append(Branch(runs=True, done=True, sure=False))
+        elif first in {"fi", *_LOOP_ENDS}:
+            script.branches = script.branches[:-1]
+        elif first == "else" and script.branches:
+            branch = script.branches[-1]
+            branch.runs, branch.done = not branch.done, True
+            _run(script, statement.words[1:])
+        elif (statement.joined, last) not in {("&&", False), ("||", True)}:
+            last = truth(script, statement.words)
+            _run(script, statement.words)
     return script
 
 
-def _run(script: Script, statement: list[Word], *, inside: bool) -> None:
-    words = list(statement)
-    while words and len(words[0]) == 1 and words[0][0].text in _SKIPPED:
-        words.pop(0)
+def _decide(script: Script, condition: list[Statement]) -> None:
+    """Which part of an `if` runs; of one that cannot be told, the first."""
+    found: bool | None = None
+    for part in condition:
+        if not part.words:
+            continue
+        said = truth(script, part.words)
+        if part.joined == "||":
+            found = True if True in (found, said) else None if None in (found, said) else False
+        elif part.joined == "&&":
+            found = False if False in (found, said) else None if None in (found, said) else True
+        else:
+            found = said
+    branch = script.branches[-1]
+    branch.runs = not branch.done and found is not False
+    branch.sure = branch.sure and found is not None
+    branch.done = branch.done or found is not False
+
+
+_COMPARED = {"-eq": "==", "-ne": "!=", "=": "==", "==": "==", "!=": "!="}
+_ORDERED = {"-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}
+
+
+def truth(script: Script, test: list[Word]) -> bool | None:
+    """Of `[ "$X" = y ]`, `[[ -n $X ]]`, `true` or a variable that holds one; none where it cannot be told."""
+    found = ["".join(_value(script, piece) for piece in word) for word in test]
+    found = ["" if re.fullmatch(r"\$\{?\w+\}?", word) else word for word in found]  # not set: empty
+    if found in (["true"], ["false"]):
+        return found == ["true"]
+    if len(found) < 3 or (found[0], found[-1]) not in {("[", "]"), ("[[", "]]")}:
+        return None
+    inner, turned = found[1:-1], False
+    while inner and inner[0] == "!":
+        inner, turned = inner[1:], not turned
+    said = _tested(inner)
+    return said if said is None else said != turned
+
+
+def _tested(words_: list[str]) -> bool | None:
+    if any("$" in word for word in words_):
+        return None
+    if len(words_) == 1:
+        return bool(words_[0])
+    if len(words_) == 2 and words_[0] in {"-n", "-z"}:
+        return bool(words_[1]) == (words_[0] == "-n")
+    if len(words_) != 3:
+        return None
+    left, how, right = words_
+    if how in _COMPARED:
+        return (left == right) == (_COMPARED[how] == "==")
+    if how in _ORDERED and re.fullmatch(r"-?\d{1,9}", left) and re.fullmatch(r"-?\d{1,9}", right):
+        return (int(left) > int(right)) - (int(left) < int(right)) in _ORDERED[how]
+    return None
+
+
+def _run(script: Script, statement: list[Word]) -> None:
+    """Assignments are made, what else stands there is a command."""
+    if not script.runs:
+        return
+    left = list(statement)
+    while left and len(left[0]) == 1 and left[0][0].text in _SKIPPED:
+        left.pop(0)
     before = dict(script.variables)
-    while words and _assigns(words[0]):
-        _assign(script, words.pop(0), words, inside=inside)
-    if words:
+    while left and _assigns(left[0]):
+        _assign(script, left.pop(0), left)
+    if left:
         script.variables = before  # assignments before a command are its own
-    expanded = [text for word in words for text in expand(script, word)]
+    expanded = [text for word in left for text in expand(script, word)]
     if expanded and expanded[0].startswith("--") and script.commands:
         script.commands[-1] += expanded  # a comment between continued lines ends the command only for bash
     elif expanded:
@@ -77,7 +164,7 @@ def _assigns(word: Word) -> re.Match[str] | None:
     return None if word[0].variable or word[0].quoted else _ASSIGNMENT.match(word[0].text)
 
 
-def _assign(script: Script, word: Word, rest: list[Word], *, inside: bool) -> None:
+def _assign(script: Script, word: Word, rest: list[Word]) -> None:
     match = _ASSIGNMENT.match(word[0].text)
     assert match is not None
     name, adds = match[1], bool(match[2])
@@ -88,10 +175,12 @@ def _assign(script: Script, word: Word, rest: list[Word], *, inside: bool) -> No
         while rest and (following := rest.pop(0)) != (Piece(")"),):
             items += expand(script, following)
         script.variables[name] = (script.variables.get(name, []) if adds else []) + items
+        if not script.sure:
+            script.conditional[name] = " ".join(items)
         return
     text = "".join(_value(script, piece) for piece in value)
     script.variables[name] = ["".join(script.variables.get(name, [])) + text] if adds else [text]
-    if inside:
+    if not script.sure:
         script.conditional[name] = text
 
 
@@ -138,8 +227,8 @@ def _value(script: Script, piece: Piece, depth: int = 0) -> str:
     if name[0] in script.variables and not rest.startswith((":+", "#", "%", "/")):
         return " ".join(script.variables[name[0]])
     if default := re.match(r":?[-=]", rest):
-        words = _words(rest[default.end() :])
-        return " ".join("".join(_value(script, part, depth + 1) for part in word) for word in words)
+        default_words = words(rest[default.end() :])
+        return " ".join("".join(_value(script, part, depth + 1) for part in word) for word in default_words)
     return f"${{{text}}}"
 
 
@@ -168,128 +257,3 @@ def _number(node: ast.expr) -> int:
         if isinstance(node.op, ast.Mod):
             return left % right
     raise ValueError
-
-
-def _statements(text: str) -> Iterator[list[Word]]:
-    """Runs of words; a list in parentheses goes on over line ends."""
-    statement: list[Word] = []
-    depth = 0
-    for word in _words(text):
-        if word == (Piece("("),):
-            depth += 1
-        elif word == (Piece(")"),):
-            depth = max(depth - 1, 0)
-        if word != (Piece("\n"),):
-            statement.append(word)
-        elif not depth and statement:
-            yield statement
-            statement = []
-    if statement:
-        yield statement
-
-
-def _words(text: str) -> Iterator[Word]:
-    """Words, with a line end where a command ends; redirections are dropped."""
-    at, pieces, skip = 0, list[Piece](), False
-
-    def flush() -> Iterator[Word]:
-        nonlocal pieces, skip
-        if pieces and not skip:
-            yield tuple(pieces)
-        if pieces:
-            pieces, skip = [], False
-
-    while at < len(text):
-        char = text[at]
-        if char in " \t\r":
-            yield from flush()
-            at += 1
-        elif char == "\\" and text[at + 1 : at + 2] in {"\n", "\r"}:
-            yield from flush()
-            at = text.find("\n", at) + 1
-        elif char in "\n;&|{}" and not (char in "{}" and pieces):
-            yield from flush()
-            yield (Piece("\n"),)
-            at += 1
-        elif char in "()":
-            yield from flush()
-            yield (Piece(char),)
-            at += 1
-        elif char == "#" and not pieces:
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-        elif char in "<>":
-            pieces = [] if len(pieces) == 1 and pieces[0].text.isdecimal() else pieces
-            yield from flush()
-            at += len(re.match(r"[<>&]+", text[at:])[0])  # type: ignore[index]
-            skip = True
-        else:
-            found, at = _piece(text, at)
-            pieces += found
-    yield from flush()
-
-
-def _piece(text: str, at: int) -> tuple[list[Piece], int]:
-    """The next part of a word, and where it ends."""
-    char = text[at]
-    if char == "'":
-        end = text.find("'", at + 1)
-        end = len(text) if end < 0 else end
-        return [Piece(text[at + 1 : end], quoted=True)], end + 1
-    if char == '"':
-        return _double_quoted(text, at + 1)
-    if char == "\\":
-        return [Piece(text[at + 1 : at + 2], quoted=True)], at + 2
-    if char in "$`":
-        piece, end = _variable(text, at, quoted=False)
-        return [piece], end
-    match = re.compile(r"[^\s'\"\\$`;&|()<>]+").match(text, at)
-    assert match is not None
-    return [Piece(match[0])], match.end()
-
-
-def _double_quoted(text: str, at: int) -> tuple[list[Piece], int]:
-    found, plain = list[Piece](), ""
-    while at < len(text) and text[at] != '"':
-        if text[at] == "\\" and text[at + 1 : at + 2] in {'"', "\\", "$", "`", "\n"}:
-            plain += text[at + 1].replace("\n", "")
-            at += 2
-        elif text[at] in "$`":
-            piece, at = _variable(text, at, quoted=True)
-            found += [Piece(plain, quoted=True), piece] if plain else [piece]
-            plain = ""
-        else:
-            plain += text[at]
-            at += 1
-    return [*found, *([Piece(plain, quoted=True)] if plain or not found else [])], at + 1
-
-
-def _variable(text: str, at: int, *, quoted: bool) -> tuple[Piece, int]:
-    """`$X`, `${X...}`, `$(...)`, `$((...))`, and what stands between backquotes."""
-    if text[at] == "`":
-        end = text.find("`", at + 1)
-        end = len(text) if end < 0 else end
-        return Piece(f"({text[at + 1 : end]})", True, quoted), end + 1
-    following = text[at + 1 : at + 2]
-    if following in {"{", "("}:
-        end = _closing(text, at + 1)
-        inner = text[at + 2 : end] if following == "{" else text[at + 1 : end + 1]
-        return Piece(inner, True, quoted), end + 1
-    name = _NAME.match(text, at + 1)
-    if name:
-        return Piece(name[0], True, quoted), name.end()
-    if following and (following in "@*#?!$" or following.isdigit()):
-        return Piece(following, True, quoted), at + 2
-    return Piece("$", quoted=True), at + 1
-
-
-def _closing(text: str, at: int) -> int:
-    """Where the bracket at `at` closes."""
-    opening = text[at]
-    closing = {"{": "}", "(": ")"}[opening]
-    depth = 0
-    for i in range(at, len(text)):
-        depth += (text[i] == opening) - (text[i] == closing)
-        if depth == 0:
-            return i
-    return len(text)

@@ -12,6 +12,7 @@ from meshwright.export.megatron.shell import Script, read_script
 from meshwright.files import parse_json
 
 _ROW = re.compile(r"(\s*)(?:- +)?[\"']?([^\s\"':#][^\"':]*)[\"']?\s*:(?:\s+(.*?))?\s*$")
+_SWITCHES = {"--standalone", "--no-python", "--no_python", "--run-path", "--run_path"}  # of torchrun
 _LAUNCHERS = ("torchrun", "python", "deepspeed", "srun", "mpirun", "msrun", "ray")
 
 
@@ -50,13 +51,14 @@ def _of_script(script: Script, file: str) -> Found:
         f"{name}: the script does not set it; what it would add is left out" for name in dict.fromkeys(script.left_out)
     ]
     for name, value in script.conditional.items():
-        if value and value in words:
-            notes.append(f"{name}: set under a condition; taken as {shorten(value, 40)}")
+        if value and set(value.split()) <= set(words):
+            notes.append(f"{name}: set under a condition that cannot be told here; taken as {shorten(value, 40)}")
     return Found(words, launcher, tuple(notes))
 
 
 def _end_of_launcher(command: list[str]) -> int:
-    """Behind the program that is trained with: the last word that names a Python file, or a module."""
+    """Behind the program that is trained with: the first word that names a Python file or a module, or, where a variable
+    holds it, the first that is no option of torchrun."""
     if not command or not any(name in command[0] or name in command for name in _LAUNCHERS):
         return 0
     for i, word in enumerate(command):
@@ -64,7 +66,10 @@ def _end_of_launcher(command: list[str]) -> int:
             return i + 1
         if word == "-m" and "torch.distributed" not in " ".join(command[i + 1 : i + 2]):
             return i + 2
-    return 0
+    at = command.index("torchrun") + 1 if "torchrun" in command else len(command)
+    while at < len(command) and command[at].startswith("-"):
+        at += 1 if "=" in command[at] or command[at] in _SWITCHES else 2
+    return at + 1 if at < len(command) else 0
 
 
 def _of_table(table: Any, file: str) -> Iterator[str]:
