@@ -62,7 +62,7 @@ test: lint docs  ## everything CI checks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
 
 # Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
-targets: $(BIN)/python  ## exports against the frameworks themselves (large: installs them into a venv of its own)
+targets:  ## exports against the frameworks themselves (large: installs them into a venv of its own)
 	@test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
 	@$(TARGETS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . hypothesis pytest
 	@for file in tests/targets/*.txt; do echo "setting up: $$file"; \

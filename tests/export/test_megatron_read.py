@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import read
 
@@ -157,7 +159,7 @@ def test_contradictions_name_both(more: str) -> None:
         ("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*8|t*7L'", ["15 blocks", "80"]),
         ("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Etx|t*7L'", ["'x'"]),
         ("--tensor-model-parallel-size 4", "--tensor-model-parallel-size $TP", ["${TP}", "does not set"]),
-        ("--vocab-size 128255", "", ["--vocab-size", "--model"]),
+        ("NullTokenizer --vocab-size 128255", "HuggingFaceTokenizer --tokenizer-model mine", ["--vocab-size", "--model"]),
         ("--global-batch-size 512", "--global-batch-size 2", ["1 micro-batches"]),
     ],
 )  # fmt: skip
@@ -190,6 +192,8 @@ def test_what_is_assumed_is_said() -> None:
     assert line("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "units of 4")
     assert line("--cp-comm-type p2p p2p a2a", "p2p in all layers")
     assert line("--mtp-num-layers 1", "further tokens")
+    bare = SCRIPT.replace("--tokenizer-type NullTokenizer --vocab-size 128255", "")
+    assert line("", "GPT2BPETokenizer", script=bare)
     assert line("--grad-reduce-in-bf16", "priced in 32 bits")
     assert line("--rampup-batch-size 16 8 300000", "ramp")
     moe = SCRIPT.replace("--swiglu", "--swiglu --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4")
@@ -220,3 +224,24 @@ def test_parameters_are_those_of_the_model_it_is() -> None:
     found = imported(script=script, cluster="8xh100")
     assert found.job.model.parameters == 124_439_808
     assert found.job.precision == "fp32"
+
+
+PARTS = st.sampled_from([
+    "torchrun", "pretrain_gpt.py", "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--bf16",
+    "--vocab-size", "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
+    "--cp-comm-type", "--pipeline-model-parallel-layout", "--num-experts", "--moe-layer-freq", "--window-size",
+    "--recompute-granularity", "--swiglu", "--multi-latent-attention", "4", "8", "0", "-1", "1e9", "full", "a2a",
+    "Et*4|t*4L", "([0]*2+[1]*2)", "$X", "${X:-4}", "$((1+", "'", '"', "\\", "\n", ";", "X=(", ")", "if [", "]; then", "fi",
+    "&&", "#", "${",
+])  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(PARTS | st.text(max_size=5), max_size=30))
+def test_nothing_but_an_error_of_the_users_comes_out(parts: list[str]) -> None:
+    base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 64 "
+    for text in (" ".join(parts), base + " ".join(parts)):
+        try:
+            imported(script=text, cluster="8xh100")
+        except MeshwrightError:
+            continue

@@ -118,6 +118,7 @@ def test_a_value_under_a_condition_is_said() -> None:
     [
         ("--num-layers 4\n--bf16\n--cp-comm-type p2p a2a\n", "args.txt"),
         ("MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n  --cp-comm-type: [p2p, a2a]\nENV_VARS:\n  X: 1\n", "a.yaml"),
+        ("A:\n  --num-layers: 4\n  --bf16: true\n  --cp-comm-type: [p2p, a2a]\nKIND: ci\nMETRICS:\n  - time\n", "ci.yaml"),
         ("env:\n  X: 1\na:\n  num_layers: 4  # it\n  bf16: true\n  fp16: no\n  cp_comm_type:\n  - p2p\n  - a2a\n", "a.yml"),
         ("- --num-layers 4\n- --bf16\n- --cp-comm-type p2p a2a\n", "list.yaml"),
         ('{"num-layers": 4, "bf16": true, "cp-comm-type": ["p2p", "a2a"], "save": null}', "a.json"),

@@ -282,6 +282,9 @@ def _vocabulary(given: Given, assumed: list[str]) -> int:
         return given.integer("vocab-size", 1) + (1 if kind == "NullTokenizer" else 0)
     if "padded-vocab-size" in given:
         return given.integer("padded-vocab-size", 1)
+    if not kind and "tokenizer-model" not in given:
+        kind = "GPT2BPETokenizer"
+        assumed.append(f"vocabulary: {_VOCABULARIES[kind]} tokens of {kind}, which pretrain_gpt.py takes by default")
     if kind in _VOCABULARIES:
         return _VOCABULARIES[kind]
     name = " ".join(given.words("tokenizer-model")).rstrip("/").rsplit("/", 1)[-1]

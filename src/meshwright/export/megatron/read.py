@@ -66,7 +66,8 @@ def imported(given: Given, beside: Beside, known: frozenset[str], assumed: list[
     except InputError as error:
         raise InputError(f"makes no plan: {error}", file=given.file) from None
     unknown = tuple(f"--{name}" for name in given.arguments if name not in known)
-    unused = tuple(f"--{name}" for name in given.arguments if name in known and name not in READ)
+    meant_ = READ | set(_PRICED_OTHERWISE)
+    unused = tuple(f"--{name}" for name in given.arguments if name in known and name not in meant_)
     return Imported(job, plan, unknown, unused, tuple(assumed))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(r"""[^ \t\r\n'"\\$`;&|()<>]+""")  # of a word, up to what has a meaning
 _END, _OPEN, _CLOSE = "\n", "(", ")"
 
 
@@ -108,7 +109,7 @@ def _piece(text: str, at: int) -> tuple[list[Piece], int]:
     if char in "$`":
         piece, end = _variable(text, at, quoted=False)
         return [piece], end
-    match = re.compile(r"[^\s'\"\\$`;&|()<>]+").match(text, at)
+    match = _PLAIN.match(text, at)
     assert match is not None
     return [Piece(match[0])], match.end()
 

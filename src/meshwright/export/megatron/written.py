@@ -97,8 +97,10 @@ def _said(name: str, values: Iterable[Any]) -> Iterator[str]:
 
 
 def _of_yaml(text: str, file: str) -> Iterator[str]:
-    """Sections of `name: value` and lists below a name; nothing else of YAML."""
+    """Sections of `name: value` and lists below a name; nothing else of YAML. Where some names have dashes, only those are
+    arguments (Megatron-LM's own test cases)."""
     name, values, inside = "", list[str](), ""
+    dashed = re.search(r"(?m)^\s*[\"']?--[\w-]+[\"']?\s*:", text) is not None
     for number, line in enumerate(text.splitlines(), 1):
         bare = re.sub(r"(^|\s)#.*$", "", line).rstrip()
         if not bare.strip() or bare.strip() == "---":
@@ -109,10 +111,10 @@ def _of_yaml(text: str, file: str) -> Iterator[str]:
         row = _ROW.match(bare)
         if row is None:
             raise InputError(f"is not 'name: value': {shorten(bare.strip(), 40)}", file=file, line=number, column=1)
-        yield from _row(name, values, inside)
+        yield from _row(name, values, inside) if not dashed or name.startswith("--") else ()
         inside = inside if row[1] else ("" if row[3] else row[2])
         name, values = row[2], [_scalar(part) for part in _parts(row[3] or "")]
-    yield from _row(name, values, inside)
+    yield from _row(name, values, inside) if not dashed or name.startswith("--") else ()
 
 
 def _row(name: str, values: list[str], section: str) -> Iterator[str]:
