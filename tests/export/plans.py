@@ -150,3 +150,32 @@ def first_blocks(plan: mw.Plan, stages: list[int], count: int) -> mw.Plan:
             stage["spans"] = [span | {"layers": first}, span | {"layers": second, "recompute": "none"}]
         taken += blocks
     return mw.Plan.of(table)
+
+
+@st.composite
+def any_jobs_and_plans(draw: st.DrawFn) -> tuple[mw.Job, mw.Plan]:
+    """Plans that other frameworks may have no words for."""
+    name = draw(st.sampled_from(sorted(CONFIGS)))
+    pp = draw(st.sampled_from([1, 2, 4]))
+    schedule = (
+        draw(st.sampled_from(["1f1b", "gpipe", "zero-bubble", "zbv", "dualpipev", "interleaved"])) if pp > 1 else "1f1b"
+    )
+    table: dict[str, Any] = {
+        "tp": draw(st.sampled_from([1, 2, 4])),
+        "ulysses": draw(st.sampled_from([1, 2, 4])),
+        "pp": pp,
+        "schedule": schedule,
+        "zero": draw(st.integers(0, 3)),
+        "recompute": draw(st.sampled_from(["none", "selective", "full", ("core", "proj"), ("norm", "qkv")])),
+        "micro_batches": 8,
+        "offload": {key: draw(st.sampled_from([0.0, 0.3, 1.0])) for key in ("optimizer", "activations", "parameters")},
+        "overlap": {key: draw(st.booleans()) for key in ("gradients", "parameters", "pipeline")},
+        "sp": False,
+    }
+    if name == "deepseek_v3" and not isinstance(table["recompute"], str):
+        table["recompute"] = ("core", "q_down")
+    if schedule == "interleaved":
+        table["virtual"] = 3
+    optimizer = draw(st.sampled_from(["adamw", "adamw-8bit", "sgd", "muon"]))
+    job = mw.Job(model(name), mw.Cluster.preset("8x8xb200"), 512, 4096, "bf16", optimizer)
+    return job, mw.Plan.of(table, job)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 import meshwright as mw
 from meshwright.export.contract import Beside, Inexpressible
 from meshwright.export.formats import export, read
-from tests.export.plans import model
+from tests.export.plans import any_jobs_and_plans, model
 
 NAME = "pretrain_megatron.sh"
 
@@ -48,6 +49,19 @@ def test_the_nearest_is_said_and_priced(name: str) -> None:
     assert exported.plan == mw.Plan.of(instead, job)
     again = read(exported.files[NAME], "megatron", NAME, Beside(job.cluster))
     assert again.plan.pipelines == exported.plan.pipelines  # the files mean what is said that they mean
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(any_jobs_and_plans())
+def test_files_mean_what_is_said_that_they_mean(pair: tuple[mw.Job, mw.Plan]) -> None:
+    job, plan = pair
+    exported = export(job, plan, "megatron")
+    again = read(exported.files[NAME], "megatron", NAME, Beside(job.cluster))
+    assert again.plan.pipelines == exported.plan.pipelines
+    if not exported.missing:
+        assert exported.plan == plan
+    if plan.pipelines != exported.plan.pipelines:
+        assert exported.missing
 
 
 def test_spans_that_differ_become_alike() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from meshwright.errors import InputError, shorten
 
@@ -55,7 +55,6 @@ class Given:
 
     file: str
     arguments: Arguments
-    conditional: frozenset[str] = field(default_factory=frozenset)  # whose value hangs on a condition of the script
 
     def __contains__(self, name: str) -> bool:
         return name in self.arguments

@@ -43,7 +43,7 @@ class Fit:
 def fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
     """What the arguments will say."""
     found = schedule(Fit(job, uniform, missing))
-    for step in (_zero, _instances, _context, _experts, _overlap, _offload, _precision):
+    for step in (_zero, _instances, _context, _experts, _offload, _overlap, _precision):
         found = step(found)
     return found.uniform
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshwright.export.megatron.arguments import Arguments
 from meshwright.export.megatron.layout import stage_arguments
 from meshwright.export.uniform import Uniform
@@ -22,14 +20,6 @@ _PRECISIONS: dict[str, Arguments] = {
     "mxfp8": {"bf16": (), "fp8-format": ("e4m3",), "fp8-recipe": ("mxfp8",)},
     "nvfp4": {"bf16": (), "fp4-format": ("e2m1",), "fp4-recipe": ("nvfp4",)},
 }
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """How processes are started: as many on each node."""
-
-    count: int
-    processes: int
 
 
 def parallel_arguments(job: Job, uniform: Uniform, *, mapped: bool) -> Arguments:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshwright.export.contract import Inexpressible
 from meshwright.export.megatron.arguments import Arguments
-from meshwright.export.megatron.say import Nodes
 from meshwright.plan import Job, Plan
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%^,+-]+")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How processes are started: as many on each node."""
+
+    count: int
+    processes: int
 
 
 def nodes_of(job: Job, plan: Plan) -> Nodes:
