@@ -2,12 +2,13 @@
 # Set-up is layered: `light` installs what planning needs (seconds), `run` adds torch, `dev` adds the checks.
 
 VENV   ?= .venv
+TARGETS ?= .venv-targets
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint bench docs clean light run dev
+.PHONY: help demo test lint bench docs targets clean light run dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s: 
@@ -61,8 +62,17 @@ test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
 
+# Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
+# Frameworks want different versions of the same packages: each has a venv of its own.
+targets:  ## exports against the frameworks themselves (large: installs each into a venv of its own)
+	@for file in tests/targets/*.txt; do name=$$(basename $$file .txt); bin=$(TARGETS)/$$name/bin; echo "== $$name"; \
+	  test -x $$bin/python || $(PYTHON) -m venv $(TARGETS)/$$name || exit 1; \
+	  alone=$$(head -n 1 $$file | grep -q -e '--no-deps' && echo --no-deps); \
+	  DS_BUILD_OPS=0 $$bin/python -m pip install --quiet --disable-pip-version-check $$alone --requirement $$file || exit 1; \
+	  DS_ACCELERATOR=cpu PYTHONPATH=src:. $$bin/python -m pytest -q -rs tests/targets/test_$$name.py || exit 1; done
+
 bench: $(VENV)/.dev  ## measurements; each prints the peer and us
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove everything that make has built
-	rm -rf $(VENV) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TARGETS) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,15 +24,19 @@ PLANNING = [
     ["show", str(ROOT / "examples/llama3-70b.json")],
     ["estimate", str(ROOT / "examples/llama3-70b.json")],
     ["launch", str(ROOT / "examples/llama3-70b.json"), "--on", "slurm", "--steps", "5", "--dry-run"],
+    ["export", str(ROOT / "examples/llama3-70b.json"), "--to", "megatron"],
     ["schema"],
     ["--help"],
 ]
+# Prices an interleaved pipeline of 5,120 actions, which takes longer than starting.
+IMPORT = ["import", str(ROOT / "examples/megatron_llama3_70b.sh"), "--from", "megatron", "--cluster", "8x8xh100"]
 
 
-@pytest.mark.parametrize("verb", PLANNING, ids=lambda verb: " ".join(Path(word).name for word in verb))
+@pytest.mark.parametrize("verb", [*PLANNING, IMPORT], ids=lambda verb: " ".join(Path(word).name for word in verb))
 def test_planning_verbs_never_import_torch(verb: list[str], tmp_path: Path) -> None:
     """A torch that fails on import stands first on the path; transformers too, and numpy where nothing is priced."""
-    for name in ("torch", "transformers", *(() if {"estimate", "check", "show", "launch"} & set(verb) else ("numpy",))):
+    priced = {"estimate", "check", "show", "launch", "export", "import"} & set(verb)
+    for name in ("torch", "transformers", *(() if priced else ("numpy",))):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
     setup = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['meshwright', *{verb!r}]"
     code = f"{setup}; from meshwright.cli import main; main()"

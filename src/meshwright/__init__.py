@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from meshwright import cost
+from meshwright import cost, export
 from meshwright.cluster import Cluster
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
 from meshwright.model import Layer, Model, Slice
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
+    from meshwright.export.contract import Exported
 
 
 def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright") -> Estimate:
@@ -85,9 +86,22 @@ class _PlanRoom(ModuleType):
         return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver, headroom=headroom).plan
 
 
+class _ExportRoom(ModuleType):
+    """`meshwright.export` is a room, and the verb that it holds."""
+
+    def __call__(self, plan: Plan, name: str) -> Exported:
+        """A plan in the words of a framework: `meshwright.export(plan, "megatron").files`."""
+        from meshwright.export.formats import export
+
+        if not isinstance(plan, Plan):
+            raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan")
+        return export(plan.resolve(), plan, name)
+
+
 sys.modules["meshwright.plan"].__class__ = _PlanRoom
+sys.modules["meshwright.export"].__class__ = _ExportRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "train",
+    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "export", "train",
 ]  # fmt: skip

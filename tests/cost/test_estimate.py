@@ -202,3 +202,14 @@ def test_published_runs(
 ) -> None:
     job = mw.Job(mw.Model.preset(model), mw.Cluster.preset(cluster), batch, seq, precision)
     assert price(job, how, **plan, micro_batch=1).step_seconds == pytest.approx(seconds, rel=0.08)
+
+
+def test_what_a_plan_switches_off_is_paid_for_where_the_runtime_could_hide_it() -> None:
+    job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8x8xh100"), global_batch=64, seq_len=8192)
+    off = {"gradients": False, "parameters": False}
+
+    def seconds(runtime: str, **more: Any) -> float:
+        return estimate(job, mw.Plan.of({"zero": 1, "tp": 4, **more}, job), runtime).step_seconds
+
+    assert seconds("megatron-overlap") < seconds("megatron-overlap", overlap=off)
+    assert seconds("megatron-overlap", overlap=off) == seconds("megatron") == seconds("megatron", overlap=off)

@@ -35,6 +35,8 @@ VERBS = {
     "check": "meshwright.cli.check",
     "show": "meshwright.cli.show",
     "estimate": "meshwright.cli.estimate",
+    "export": "meshwright.cli.export",
+    "import": "meshwright.cli.import_",
     "prepare": "meshwright.cli.prepare",
     "schema": "meshwright.cli.schema",
     "completion": "meshwright.cli.completion",
@@ -81,6 +83,8 @@ Start here:
   meshwright launch plan.json --on slurm --data tokens/ --steps 1000 -o run
                                         the same on Slurm, Kubernetes, Ray or under torchrun
   meshwright estimate plan.json         how long is a step, and where does the time go?
+  meshwright export plan.json --to megatron   the plan in another framework's words
+  meshwright import run.sh --from megatron --cluster 8x8xh100   what a script you have means
   meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
 
 Every verb has --help, and where it prints facts, --json for programs.

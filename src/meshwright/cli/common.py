@@ -33,10 +33,11 @@ own_runtime_option = click.option(
 
 
 def runtime_named(plan: Plan, asked: str | None) -> str:
-    """The framework a plan is priced for: the one asked for, else the one it was searched for."""
-    name = asked or (plan.search or {}).get("runtime", "meshwright")
+    """The framework a plan is priced for: the one asked for, else the one it was searched for or imported from."""
+    where = "search" if "runtime" in (plan.search or {}) else "estimate"
+    name = asked or (getattr(plan, where) or {}).get("runtime", "meshwright")
     if name not in RUNTIMES:
-        raise InputError(f"is {name!r}", field="search.runtime", valid=", ".join(RUNTIMES))
+        raise InputError(f"is {name!r}", field=f"{where}.runtime", valid=", ".join(RUNTIMES))
     return str(name)
 
 

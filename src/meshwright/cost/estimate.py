@@ -118,8 +118,9 @@ def estimate(
     _same_job(job, plan)
     constants = seen_in(job.cluster, constants)
     codecs = codecs_of(job, plan, framework)
-    pipelines = tuple(pipeline_time(job, pipeline, framework, constants, codecs) for pipeline in plan.pipelines)
-    seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, framework, constants)
+    switched = framework.switched(plan.overlap)
+    pipelines = tuple(pipeline_time(job, pipeline, switched, constants, codecs) for pipeline in plan.pipelines)
+    seconds = max(p.seconds for p in pipelines) + between_pipelines(job, plan, switched, constants)
     model_flops = 3 * _forward_flops(job) * job.global_batch
     peak = _peak(job, plan) * seconds
     return Estimate(

@@ -13,6 +13,7 @@ from meshwright.cost.compression import Codec
 from meshwright.errors import UnknownName
 from meshwright.model import Slice
 from meshwright.plan import Job, Span
+from meshwright.plan.document import Overlap
 
 AttentionKernel = Literal["unfused", "triton", "flash", "native"]
 
@@ -74,6 +75,15 @@ class Runtime:
         """Whether the score matrix never exists."""
         return self.attention != "unfused"
 
+    def switched(self, overlap: Overlap) -> Runtime:
+        """The runtime with what a plan switches off; what a framework never hides stays as it is."""
+        return replace(
+            self,
+            overlap_gradients=self.overlap_gradients and overlap.gradients,
+            overlap_parameters=self.overlap_parameters and overlap.parameters,
+            overlap_pipeline=self.overlap_pipeline and overlap.pipeline,
+        )
+
 
 _MEGATRON = Runtime(
     "megatron",
@@ -83,6 +93,15 @@ _MEGATRON = Runtime(
     overlap_pipeline=False,
     weight_gradient_buffers=True,
     loss_memory=4.0,
+)
+# What an export to Megatron-LM runs: --overlap-grad-reduce and --overlap-param-gather, which a plan may switch off.
+# Sends between stages stay in the way: Megatron hides them under its interleaved schedule only.
+_MEGATRON_OVERLAP = replace(
+    _MEGATRON,
+    name="megatron-overlap",
+    title="Megatron-Core with Transformer Engine; gradients and gathered parameters travel under the passes",
+    overlap_gradients=True,
+    overlap_parameters=True,
 )
 _MEGATRON_2021 = replace(
     _MEGATRON,
@@ -161,6 +180,7 @@ RUNTIMES = {
             step_seconds=2e-3,
         ),
         _MEGATRON,
+        _MEGATRON_OVERLAP,
         _NEMO,
         _NEMO_2025,
         _TORCHTITAN,

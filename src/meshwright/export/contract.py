@@ -23,7 +23,7 @@ class Exported:
 
     files: Mapping[str, str]  # name -> text; the first is the one to start
     command: str  # how a user starts it
-    plan: Plan  # what the files mean: the given plan where nothing is missing, else the nearest that can be said
+    plan: Plan  # what the files mean: the given plan, or the nearest that can be said
     missing: tuple[str, ...] = ()  # what could not be said, and what the files say instead; a line each
     to_fill: tuple[str, ...] = ()  # what a user still has to name, such as the data; a line each
 

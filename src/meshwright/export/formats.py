@@ -10,6 +10,10 @@ from meshwright.export.contract import Beside, Exported, Format, Imported
 from meshwright.plan import Job, Plan
 
 FORMATS: dict[str, str] = {
+    "megatron": "meshwright.export.megatron",
+    "nemo": "meshwright.export.megatron.nemo",
+    "mindspeed": "meshwright.export.megatron.mindspeed",
+    "slime": "meshwright.export.megatron.slime",
     "torchtitan": "meshwright.export.torchtitan",
     "deepspeed": "meshwright.export.deepspeed",
     "accelerate": "meshwright.export.accelerate",

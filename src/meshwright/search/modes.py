@@ -34,7 +34,7 @@ def modes(job: Job, site: Site, limits: Limits) -> list[Mode]:
     if limits.allows("recompute"):
         if limits.allows("adaptive"):
             found += _chain(job, site)
-        found += ["selective", "full"]
+        found += ["selective", "full"] if limits.allows("selective") else ["full"]
     found = _distinct(job, [r for r in found if limits.keeps("recompute", r)])
     made = [Mode(r) for r in found]
     if (

@@ -34,10 +34,18 @@ TARGETS = {
         Target("meshwright", "meshwright", (), "everything a plan can say"),
         Target(
             "megatron",
-            "megatron",
-            (*_OURS, "zero2", "zero3", "offload", "gpipe", "zero-bubble", "zbv", "dualpipev"),
-            "distributed optimizer (ZeRO-1, whole or in instances), 1F1B and interleaved, selective or full recomputation; "
-            "context parallelism as a ring (p2p) or as Ulysses (a2a). Its FSDP does not go with pipelines and is left out",
+            "megatron-overlap",
+            (*_OURS, "zero2", "zero3", "selective", "offload", "gpipe", "zero-bubble", "zbv", "dualpipev"),
+            "distributed optimizer (ZeRO-1, whole or in instances), 1F1B and interleaved, no or full recomputation (no "
+            "module of its selective one repeats the activation of a dense layer alone); context parallelism as a ring "
+            "(p2p) or as Ulysses (a2a). Its FSDP does not go with pipelines and is left out",
+        ),
+        Target(
+            "mindspeed",
+            "megatron-overlap",
+            (*_OURS, "zero2", "zero3", "hybrid", "offload", "gpipe", "zero-bubble", "zbv", "dualpipev"),
+            "as Megatron, on Ascend: ZeRO-1 over all replicas, norms and activation functions are repeated by switches of "
+            "their own; its DualPipeV takes experts and no context parallelism, and is left out",
         ),
         Target(
             "torchtitan",
@@ -66,7 +74,7 @@ def target(name: str) -> Target:
     """Look a target up by name.
 
     >>> target("megatron").runtime
-    'megatron'
+    'megatron-overlap'
     """
     try:
         return TARGETS[name]
