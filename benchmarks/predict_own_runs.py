@@ -3,8 +3,9 @@
     python benchmarks/predict_own_runs.py [--cluster FILE] [--only NAME,...] [--json FILE]
 
 On a CUDA device: Llamas of 1B to 8B width, several lengths, levels of recomputation and optimizers, one device. Elsewhere:
-small models under plans of one to four processes on this machine. `--cluster` is what `meshwright measure` has written;
-without it the catalogue's curves are used. The peer is the prediction: each line prints both and the error.
+small models under plans of one to four processes on this machine, which is measured first for each number of them.
+`--cluster` is what `meshwright measure` has written; without it the catalogue's curves are used on a device. The peer is
+the prediction: each line prints both and the error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import gc
 import json
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -74,6 +75,25 @@ ONE_DEVICE = (
     Case("1b, states on the host", "llama3.2-1b", 2, 8192, {"offload": {"optimizer": 0.5}}),
 )  # fmt: skip
 
+PROCESSES = (
+    Case("llama", "tiny-llama", 16, 128),
+    Case("gpt2", "tiny-gpt2", 16, 128),
+    Case("mixture", "tiny-moe", 8, 128),
+    Case("gpt2, 768 wide", "gpt2", 4, 256, layers=2),
+    Case("llama, whole blocks", "tiny-llama", 16, 256, {"recompute": "full", "micro_batches": 2}),
+    Case("dp 2", "tiny-llama", 16, 128, {"dp": 2, "zero": 0}, processes=2),
+    Case("dp 2, ZeRO 3", "tiny-llama", 16, 128, {"dp": 2, "zero": 3}, processes=2),
+    Case("tp 2", "tiny-llama", 16, 128, {"tp": 2}, processes=2),
+    Case("pp 2", "tiny-llama", 16, 128, {"pp": 2, "micro_batches": 4}, processes=2),
+    Case("ring 2", "tiny-llama", 4, 512, {"ring": 2}, processes=2),
+    Case("ulysses 2", "tiny-llama", 4, 512, {"ulysses": 2}, processes=2),
+    Case("gpt2, 768 wide, dp 2", "gpt2", 4, 256, {"dp": 2, "zero": 1}, layers=2, processes=2),
+    Case("dp 4", "tiny-llama", 16, 128, {"dp": 4, "zero": 1}, processes=4),
+    Case("dp 2, tp 2", "tiny-llama", 16, 128, {"dp": 2, "tp": 2}, processes=4),
+    Case("pp 2, dp 2", "tiny-llama", 16, 128, {"pp": 2, "dp": 2, "micro_batches": 4}, processes=4),
+    Case("pp 4", "tiny-llama", 16, 128, {"pp": 4, "micro_batches": 8}, processes=4),
+)
+
 
 def drawn(key: str, shape: Sequence[int]) -> torch.Tensor:
     """First values, on the device: faster than the runtime's own streams."""
@@ -120,30 +140,60 @@ def compare(case: Case, cluster: mw.Cluster, precision: str) -> dict[str, Any]:
     return {"case": asdict(case), "predicted": predicted, "measured": found}
 
 
+def on_processes(only: list[str]) -> list[dict[str, Any]]:
+    """Measure this machine as one, two and four processes, and train small models on each."""
+    from meshwright.measure.front import measure
+
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (1, 2, 4):
+            cases = [case for case in PROCESSES if case.processes == count and (not only or case.name in only)]
+            if not cases:
+                continue
+            path = f"{folder}/{count}.toml"
+            measure(path, count)
+            for case in cases:
+                job = case.job(mw.Cluster.load(path), "fp32")
+                plan = mw.Plan.of({"micro_batches": 1, **case.plan}, job)
+                promised = mw.estimate(job, plan).step_seconds
+                events = mw.train(plan, steps=16, lr=1e-4)
+                times = [event["step_time_s"] for event in events if event["event"] == "step"]
+                found = statistics.median(times[4:])
+                print(f"{count} x {case.name:24}{1e3 * promised:10.1f}{1e3 * found:10.1f}{promised / found - 1:+8.1%}",
+                      flush=True)  # fmt: skip
+                rows.append({"case": asdict(case), "predicted": {"seconds": promised}, "measured": {"seconds": found}})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", help="a cluster file that `meshwright measure` has written")
-    parser.add_argument("--only", default="", help="names of cases, with commas")
+    parser.add_argument("--only", default="", help="names of cases, with semicolons")
     parser.add_argument("--json", help="write the rows to this file too")
     chosen = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device here: nothing to measure", file=sys.stderr)
-        return
+    only = [name for name in chosen.only.split(";") if name]
+    rows = on_one_device(chosen.cluster, only, chosen.json) if torch.cuda.is_available() else on_processes(only)
+    if chosen.json:
+        Path(chosen.json).write_text(json.dumps(rows, indent=1))
+    for what in ("seconds", "allocated"):
+        errors = [abs(row["predicted"][what] / row["measured"][what] - 1) for row in rows if what in row["measured"]]
+        if errors:
+            print(f"{what}: largest error {max(errors):.1%}, mean {sum(errors) / len(errors):.1%}")
+
+
+def on_one_device(cluster_file: str | None, only: list[str], kept: str | None) -> list[dict[str, Any]]:
+    """One process on a CUDA device."""
     grow_segments()
-    cluster = mw.Cluster.load(chosen.cluster or "local:1")
+    cluster = mw.Cluster.load(cluster_file or "local:1")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'':26}{'predicted':>10}{'ms':>10}{'':8}{'predicted':>9}{'GiB':>9}{'':8}{'reserved':>9}{'':9}{'taken':>9}")
     rows = []
     for case in ONE_DEVICE:
-        if not chosen.only or case.name in chosen.only.split(","):
+        if not only or case.name in only:
             rows.append(compare(case, cluster, "bf16"))
-        if chosen.json:
-            Path(chosen.json).write_text(json.dumps(rows, indent=1))
-    errors = [
-        abs(row["predicted"][what] / row["measured"][what] - 1) for what in ("seconds", "allocated") for row in rows
-    ]
-    half = len(errors) // 2
-    print(f"largest error: {max(errors[:half]):.1%} of the time, {max(errors[half:]):.1%} of the memory")
+        if kept:
+            Path(kept).write_text(json.dumps(rows, indent=1))
+    return rows
 
 
 if __name__ == "__main__":
