@@ -45,6 +45,8 @@ class MeasuredTable(Table, frozen=True, kw_only=True):
     product: dict[str, ProductTable] = {}
     attention: dict[str, AttentionTable] = {}
     memory_gb_s: Rate | None = None  # of kernels that only pass over memory
+    cached_gb_s: Rate | None = None  # of what fits into a cache of `cache_mib`
+    cache_mib: Some = 0.0
     norm_gb_s: Rate | None = None
     kernel_us: Some | None = None  # the smallest kernel
     update_gb_s: Rate | None = None  # of an optimizer's step
@@ -96,6 +98,8 @@ class Measured:
     products: Mapping[str, Products] = field(default_factory=dict)  # by precision
     attention: Mapping[str, Attention] = field(default_factory=dict)
     memory: float | None = None  # bytes/s
+    cached: float | None = None  # bytes/s of what fits into a cache
+    cache: float = 0.0  # bytes of it
     norm: float | None = None  # bytes/s
     kernel: float | None = None  # seconds
     update: float | None = None  # bytes/s
@@ -136,7 +140,8 @@ def measured(table: MeasuredTable) -> Measured:
             name: Attention((a.tflops[0] * TERA, a.tflops[1] * TERA), a.half_keys, a.half_rows, a.head_power)
             for name, a in table.attention.items()
         },
-        scaled(table.memory_gb_s, GIGA), scaled(table.norm_gb_s, GIGA), scaled(table.kernel_us, MICRO),
+        scaled(table.memory_gb_s, GIGA), scaled(table.cached_gb_s, GIGA), table.cache_mib * 2**20,
+        scaled(table.norm_gb_s, GIGA), scaled(table.kernel_us, MICRO),
         scaled(table.update_gb_s, GIGA), scaled(table.host_gb_s, GIGA), scaled(table.host_update_gb_s, GIGA),
         scaled(table.launch_us, MICRO), table.issues_alone, table.contention, scaled(table.context_gib, GIB),
         table.fragmentation,

@@ -42,6 +42,8 @@ class Chip:
     products_16: Products  # those that stay in 16 bits: language head, router
     attention: Attention
     memory: float  # bytes/s of a copy
+    cached: float  # bytes/s of one that fits into a cache
+    cache: float  # bytes of it
     norm: float  # bytes/s of a norm
     update: float  # bytes/s of an optimizer's step
     low: bool  # whether operands are quantised to 8 or 4 bits
@@ -69,6 +71,8 @@ class Chip:
             seen.products.get(high, usual.products_16),
             attention or usual.attention,
             seen.memory or usual.memory,
+            seen.cached or seen.memory or usual.memory,
+            seen.cache,
             seen.norm or usual.norm,
             seen.update or seen.memory or usual.memory,
             bits > 0,
@@ -98,7 +102,7 @@ def _usual(device: Device, best: str, high: str, runtime: Runtime, constants: Co
     memory, norm = (device.memory_bandwidth * part for part in (constants.memory, constants.norm))
     return Chip(
         Products(product, *tiles), Products(sixteen, *tiles), Attention(attention, keys, rows, head),
-        memory, norm, memory, bits > 0, constants,
+        memory, memory, 0.0, norm, memory, bits > 0, constants,
     )  # fmt: skip
 
 
@@ -151,5 +155,8 @@ def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_d
 
 
 def memory_seconds(chip: Chip, moved: Array, *, norm: bool = False) -> Array:
-    """A kernel that reads and writes `moved` bytes."""
-    return moved / (chip.norm if norm else chip.memory) + chip.constants.memory_floor
+    """A kernel that reads and writes `moved` bytes, as much of them as a cache holds at its rate."""
+    if norm:
+        return moved / chip.norm + chip.constants.memory_floor
+    beyond = np.maximum(moved - chip.cache, 0.0)
+    return (moved - beyond) / chip.cached + beyond / chip.memory + chip.constants.memory_floor

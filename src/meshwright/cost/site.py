@@ -43,6 +43,7 @@ class Site:
         chip = Chip.of(home.device, job.precision, runtime, constants)
         host = seen.host or max(home.device.host_bandwidth, 1e9) * constants.host_copy
         update = seen.host_update or constants.host_memory / home.devices_per_node
+        runtime = runtime.on(home.device)
         runtime = runtime if seen.launch is None else replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
         return Site(job.cluster, ranks, home.device, chip, fabric, runtime, constants, job.precision, host, update)

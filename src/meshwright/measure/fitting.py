@@ -93,6 +93,28 @@ def rate_of_passes(samples: Sequence[Sample]) -> float:
     return float(np.median([sample.facts["bytes"] / sample.timing.seconds for sample in large]))
 
 
+def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """Bytes/s of what fits into a cache, of what does not, and bytes of the cache.
+
+    >>> from meshwright.measure.timing import Timing
+    >>> moved = [2.0**n for n in range(14, 30)]
+    >>> seconds = [1e-6 + min(b, 2**24) / 80e9 + max(b - 2**24, 0) / 10e9 for b in moved]
+    >>> samples = [Sample("addition", {"bytes": b}, Timing(s, 0.0)) for b, s in zip(moved, seconds)]
+    >>> [f"{value:.0e}" for value in cached_passes(samples)]
+    ['8e+10', '1e+10', '2e+07']
+    """
+    moved = np.array([sample.facts["bytes"] for sample in samples])
+    seen = [sample.timing.seconds for sample in samples]
+
+    def curve(p: Sequence[float]) -> Array:
+        beyond = np.maximum(moved - p[2], 0.0)
+        return p[3] + (moved - beyond) / p[0] + beyond / p[1]
+
+    start = [max(moved / seen), moved[-1] / seen[-1], float(np.median(moved)), min(seen) / 2]
+    cached, memory, cache, _ = fitted(curve, seen, start, [1.0] * len(seen))
+    return float(cached), float(memory), float(cache)
+
+
 def errors(predicted: Sequence[float], samples: Sequence[Sample]) -> list[float]:
     """How far a curve is from each sample, as a part of it."""
     return [p / sample.timing.seconds - 1 for p, sample in zip(predicted, samples, strict=True)]

@@ -132,7 +132,7 @@ def host_seconds(device: str) -> Timing:
     site = Site.of(job, (0,), 0, ours, DEFAULT)
     ways = Ways.of(span, 1, job, site)
     times = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
-    issued = sum(float(time.work.kernels) for time in times) * ours.kernels * (1 + BACKWARD_KERNELS)
+    issued = sum(float(time.work.kernels) for time in times) * site.runtime.kernels * (1 + BACKWARD_KERNELS)
     return Timing(found.seconds / issued, found.spread)
 
 

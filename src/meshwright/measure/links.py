@@ -18,6 +18,10 @@ from meshwright.measure.timing import Timing
 from meshwright.run.collectives import gather_tensor, scatter_tensor
 
 _ROUNDS = 9  # samples of every timing
+_LASTS, _MOST = (
+    0.03,
+    300,
+)  # seconds that a sample lasts at least: processes that wait are woken late; and how often at most
 KINDS = ("reduce", "gather", "scatter", "exchange", "send")
 
 
@@ -92,21 +96,23 @@ def _collective(kind: str, count: int, group: tuple[int, ...], made: Any, device
 
 
 def _together(run: Callable[[], object], device: str) -> Timing:
-    """All processes begin at once; the slowest counts."""
+    """All processes begin at once, and do it as often as makes a sample last; the slowest counts."""
+    count = max(1, min(_MOST, round(_LASTS / max(_slowest(run, 3, device), 1e-7))))
+    _slowest(run, count, device)
+    return Timing.of([_slowest(run, count, device) for _ in range(_ROUNDS)])
 
-    samples = []
-    for turn in range(_ROUNDS + 2):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(3):
-            run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        took = torch.tensor([(time.perf_counter() - start) / 3], device=device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        if turn >= 2:
-            samples.append(float(took))
-    return Timing.of(samples)
+
+def _slowest(run: Callable[[], object], count: int, device: str) -> float:
+    """Seconds of one of so many in a row, in the process that takes longest."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    took = torch.tensor([(time.perf_counter() - start) / count], device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
 
 
 def link(samples: Sequence[Sample]) -> MeasuredLink:

@@ -67,7 +67,7 @@ def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
 
 
 def _launches(device: str) -> Iterator[Sample]:
-    yield from samples.launches(device)
+    yield from samples.kernels(device)
     yield Sample("host", {"kernels": 1}, host_seconds(device))
 
 
@@ -100,12 +100,16 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
     for sample in (sample for some in found.values() for sample in some):
         by_kind.setdefault(sample.kind, []).append(sample)
     kinds = samples.precisions(device)
-    memory = fitting.rate_of_passes(by_kind["addition"] + by_kind["activation"])
+    passing = by_kind["addition"] + by_kind["activation"]
+    memory, cache = fitting.rate_of_passes(passing), {}
+    if device == "cpu":  # whose caches hold whole activations
+        cached, memory, held = fitting.cached_passes(passing)
+        cache = {"cached_gb_s": _round(cached / GIGA), "cache_mib": _round(held / 2**20)}
     sizes = {"fp32": 4.0, "fp8": 1.0}
     products = {kind: fitting.products(by_kind[f"product {kind}"], memory, sizes.get(kind, 2.0)) for kind in kinds}
     first = kinds[0]
-    passes = (by_kind[f"attention forward {first}"], by_kind[f"attention backward {first}"])
-    attention = fitting.attention(*passes, products[first].floor)
+    forward_and_backward = (by_kind[f"attention forward {first}"], by_kind[f"attention backward {first}"])
+    attention = fitting.attention(*forward_and_backward, products[first].floor)
 
     def rate(kind: str) -> float:
         return _round(min(one.facts["bytes"] / one.timing.seconds for one in by_kind[kind]) / GIGA)
@@ -113,6 +117,7 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
     table: dict[str, Any] = {
         "how": how,
         "memory_gb_s": _round(memory / GIGA),
+        **cache,
         "norm_gb_s": _round(fitting.rate_of_passes(by_kind["norm"]) / GIGA),
         "kernel_us": _round(_kernel(by_kind) / MICRO),
         "update_gb_s": rate("update"),

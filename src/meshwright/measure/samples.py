@@ -13,7 +13,10 @@ from torch.nn import functional
 from meshwright.measure.timing import Timing, timed
 from meshwright.run.torch_private import scaled_mm
 
-_SETS = 3  # inputs in turns, so that no cache serves them twice
+_TURNS, _MOST = (
+    2**26,
+    64,
+)  # bytes of inputs that are taken in turns, so that no cache serves them twice; and sets at most
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -45,6 +48,7 @@ class Scale:
     heads: tuple[tuple[int, int], ...]  # (heads, size of one)
     parameters: int  # of an optimizer's step
     copied: int  # bytes
+    larger: tuple[tuple[int, int], ...] = ()  # (tokens, width) of passes that no cache holds
 
 
 ACCELERATOR = Scale(
@@ -53,7 +57,7 @@ ACCELERATOR = Scale(
 )  # fmt: skip
 PROCESSOR = Scale(
     (64, 256, 1024, 4096), (32, 64, 128, 256, 512, 1024), (32, 64, 128, 256, 512), ((4, 16), (8, 32), (8, 64)), 2**22,
-    2**24,
+    2**24, ((16384, 1024), (32768, 1024), (65536, 1024)),
 )  # fmt: skip
 
 
@@ -79,9 +83,10 @@ def products(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
 
 
 def _product(device: str, kind: torch.dtype, precision: str, m: int, k: int, n: int) -> Sample:
-    a = [torch.randn(m, k, device=device, dtype=kind) for _ in range(_SETS)]
-    b = [torch.randn(n, k, device=device, dtype=kind) for _ in range(_SETS)]
-    turn = _turns()
+    sets = max(3, min(_MOST, _TURNS // ((m + n) * k * kind.itemsize)))
+    a = [torch.randn(m, k, device=device, dtype=kind) for _ in range(sets)]
+    b = [torch.randn(n, k, device=device, dtype=kind) for _ in range(sets)]
+    turn = _turns(sets)
     if precision == "fp8":
         one = torch.ones((), device=device)
         low = [[x.to(torch.float8_e4m3fn) for x in side] for side in (a, b)]
@@ -124,18 +129,18 @@ def attention(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
 def passes(device: str, scale: Scale) -> Iterator[Sample]:
     """Kernels that only pass over memory; `bytes` is the least that each must move."""
     kind = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    for tokens in scale.tokens:
-        for width in scale.widths[1::2]:
-            x, y = (torch.randn(tokens, width, device=device, dtype=kind) for _ in range(2))
-            weight = torch.ones(width, device=device, dtype=kind)
-            moved = x.numel() * x.element_size()
-            cases: dict[str, tuple[Callable[[], object], int]] = {
-                "addition": (lambda x=x, y=y: torch.add(x, y), 3),  # type: ignore[misc]
-                "activation": (lambda x=x: functional.silu(x), 2),  # type: ignore[misc]
-                "norm": (lambda x=x, w=weight: functional.rms_norm(x, (len(w),), w), 2),  # type: ignore[misc]
-            }
-            for name, (run, times) in cases.items():
-                yield Sample(name, {"bytes": times * moved}, timed(run, device))
+    shapes = [(tokens, width) for tokens in scale.tokens for width in scale.widths[1::2]]
+    for tokens, width in [*shapes, *scale.larger]:
+        x, y = (torch.randn(tokens, width, device=device, dtype=kind) for _ in range(2))
+        weight = torch.ones(width, device=device, dtype=kind)
+        moved = x.numel() * x.element_size()
+        cases: dict[str, tuple[Callable[[], object], int]] = {
+            "addition": (lambda x=x, y=y: torch.add(x, y), 3),  # type: ignore[misc]
+            "activation": (lambda x=x: functional.silu(x), 2),  # type: ignore[misc]
+            "norm": (lambda x=x, w=weight: functional.rms_norm(x, (len(w),), w), 2),  # type: ignore[misc]
+        }
+        for name, (run, times) in cases.items():
+            yield Sample(name, {"bytes": times * moved}, timed(run, device))
 
 
 def update(device: str, scale: Scale) -> Iterator[Sample]:
@@ -191,28 +196,27 @@ def copies_under_products(device: str, scale: Scale) -> Iterator[Sample]:
     yield Sample("overlap", {"bytes": 2 * scale.copied}, Timing(max(slower, 1e-3), together.spread))
 
 
-def launches(device: str) -> Iterator[Sample]:
-    """What a kernel costs that does next to nothing: on the device, and on the host that issues it."""
-    tiny = torch.ones(1, device=device)
+def kernels(device: str) -> Iterator[Sample]:
+    """What a kernel costs that does next to nothing, where the host does not have to issue it: in a graph."""
+    if not device.startswith("cuda"):
+        return
+    tiny, graph = torch.ones(1, device=device), torch.cuda.CUDAGraph()
 
     def many() -> None:
         for _ in range(100):
             tiny.add_(1)
 
-    issued = timed(many, device)
-    yield Sample("launch", {"kernels": 100}, issued)
-    if device.startswith("cuda"):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            many()
-        yield Sample("kernel", {"kernels": 100}, timed(graph.replay, device))
+    many()
+    with torch.cuda.graph(graph):
+        many()
+    yield Sample("kernel", {"kernels": 100}, timed(graph.replay, device))
 
 
-def _turns() -> Callable[[], int]:
+def _turns(sets: int) -> Callable[[], int]:
     state = [0]
 
     def turn() -> int:
-        state[0] = (state[0] + 1) % _SETS
+        state[0] = (state[0] + 1) % sets
         return state[0]
 
     return turn

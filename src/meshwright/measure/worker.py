@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import multiprocessing
 
 from meshwright.cluster import Cluster
 from meshwright.cluster.detect import detect
@@ -23,11 +24,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.measure import links
 from meshwright.measure.layers import Compared, compare
 from meshwright.measure.profile import TooNoisy, check, device_table, link_tables, measurements
+from meshwright.measure.progress import bar
 from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
 from meshwright.measure.timing import Timing
 from meshwright.plan import Job
-from meshwright.run.launch import joined_from_outside
+from meshwright.run.host_memory import keep_freed_memory
+from meshwright.run.launch import free_port, joined_from_outside
 from meshwright.run.torch_private import grow_segments
 
 _TRIES = 3  # of a measurement whose samples are noise
@@ -53,19 +56,12 @@ def compared(job: Job, tell: Callable[[str], None]) -> list[Compared]:
 
 
 def _started(output: str, world: int) -> Cluster:
-    """One process per device of this machine, started by PyTorch's own launcher."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=world, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        run_id="measure", max_restarts=0, monitor_interval=0.5,
-    )  # fmt: skip
+    """One process per device of this machine."""
     failed = Path(f"{output}.error")
     failed.unlink(missing_ok=True)
     try:
-        elastic_launch(config, _entry)(output, world)
-    except ChildFailedError:
+        multiprocessing.spawn(_entry, (output, world, free_port()), nprocs=world)
+    except multiprocessing.ProcessExitedException:
         if not failed.exists():
             raise
         said = failed.read_text("utf-8")
@@ -74,14 +70,14 @@ def _started(output: str, world: int) -> Cluster:
     return Cluster.from_toml(output)
 
 
-def _entry(output: str, world: int) -> None:
-    from meshwright.measure.progress import bar
-
+def _entry(rank: int, output: str, world: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     with bar() as tell:
         try:
             _work(output, world, tell)
         except MeshwrightError as error:
-            if os.environ["RANK"] == "0":
+            if rank == 0:
                 Path(f"{output}.error").write_text(str(error), "utf-8")
             with suppress(Exception):
                 dist.destroy_process_group()
@@ -127,6 +123,7 @@ def _join(world: int) -> _Here:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
+        keep_freed_memory()
         inside = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // inside))
     else:

@@ -75,7 +75,7 @@ def _outside(work: Work, tell: Callable[[Event], None]) -> None:
 
 def _local(work: Work, tell: Callable[[Event], None]) -> None:
     """Forked from a server that has imported torch and done nothing with it: a start is cheap, threads are fresh."""
-    work = replace(work, port=_free_port())
+    work = replace(work, port=free_port())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["meshwright.run.worker"])
     events: Any = context.Queue()
@@ -179,7 +179,7 @@ def _end(processes: list[Any]) -> None:
         process.join()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return int(opened.getsockname()[1])

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan import Plan
+from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import TrainingFailed, Work, quiet_exit
 from meshwright.run.loop import Prediction, train
 from meshwright.run.torch_private import default_store, grow_segments
@@ -130,6 +131,7 @@ def _device(local_rank: int) -> str:
         torch.cuda.set_device(device)
         grow_segments()
         return device
+    keep_freed_memory()
     return "cpu"
 
 
