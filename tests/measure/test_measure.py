@@ -135,3 +135,24 @@ def test_an_unknown_precision_is_named() -> None:
     row = {"device": "h100", "nodes": 1, "measured": {"product": {"bf17": {"tflops": 1}}}}
     with pytest.raises(InputError, match=r"group\[0\].measured.product: unknown precision 'bf17'"):
         mw.Cluster.from_table({"group": [row]})
+
+
+def test_devices_that_meet_in_a_layer_wait_for_one_another() -> None:
+    """Tensor parallelism meets in every layer, replicas do not; sharded layers take the host's time."""
+    row = {"device": "cpu", "nodes": 1, "devices_per_node": 2}
+    plain, late, busy = (
+        mw.Cluster.from_table({"group": [{**row, "measured": {"issues_alone": True, **more}}]})
+        for more in ({}, {"waiting": 0.25}, {"shard_us": 5000.0})
+    )
+
+    def step(cluster: mw.Cluster, **plan: object) -> mw.cost.estimate.Estimate:
+        return mw.estimate(mw.Job(mw.Model.preset("tiny-llama"), cluster, 8, 64, "fp32"), {**plan, "micro_batches": 1})
+
+    apart, together = step(late, dp=2, zero=0), step(late, tp=2)
+    assert apart.step_seconds == pytest.approx(step(plain, dp=2, zero=0).step_seconds)
+    compute = together.breakdown["forward compute"] + together.breakdown["backward compute"]
+    assert 0.2 * compute < together.breakdown["waiting"] < 0.25 * compute  # the last norm does not meet anyone
+    layers = len(mw.Model.preset("tiny-llama").layers)
+    more = step(busy, dp=2, zero=1).step_seconds - step(plain, dp=2, zero=1).step_seconds
+    assert more == pytest.approx(layers * 5e-3, rel=0.01)
+    assert step(busy, dp=2, zero=0).step_seconds == pytest.approx(step(plain, dp=2, zero=0).step_seconds)

@@ -31,6 +31,7 @@ class Site:
     precision: str
     host: float  # bytes/s to or from host memory
     host_update: float  # bytes/s at which this device's part of the host updates offloaded states
+    shard: float  # seconds of the host for a sharded layer, where they were measured
     _known: dict[tuple[object, ...], tuple[Placement, Counts, Counts]] = field(default_factory=dict, compare=False)
 
     @staticmethod
@@ -46,7 +47,19 @@ class Site:
         runtime = runtime.on(home.device)
         runtime = runtime if seen.launch is None else replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
-        return Site(job.cluster, ranks, home.device, chip, fabric, runtime, constants, job.precision, host, update)
+        return Site(
+            job.cluster,
+            ranks,
+            home.device,
+            chip,
+            fabric,
+            runtime,
+            constants,
+            job.precision,
+            host,
+            update,
+            seen.shard or 0.0,
+        )
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:
         """Members of each axis of a span, of its replicas, and of its experts' replicas, by what joins them."""

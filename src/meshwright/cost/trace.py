@@ -12,7 +12,20 @@ from meshwright.cost.stage import StageTime
 from meshwright.cost.step import PipelineTime
 
 # What an action spends its time on, in the order it is drawn.
-PARTS = ("recompute", "compute", "tp", "ring", "ulysses", "ep", "zero", "offload", "swap", "relayout", "host")
+PARTS = (
+    "recompute",
+    "compute",
+    "tp",
+    "ring",
+    "ulysses",
+    "ep",
+    "zero",
+    "offload",
+    "swap",
+    "relayout",
+    "waiting",
+    "host",
+)
 NAMES = {
     "compute": "compute", "recompute": "recompute", "tp": "tensor parallel", "ring": "ring attention",
     "ulysses": "Ulysses", "ep": "expert parallel", "zero": "ZeRO", "offload": "offload", "swap": "swap",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from meshwright.cluster import Cluster
 from meshwright.cost.constants import DEFAULT, seen_in
@@ -53,8 +58,8 @@ def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name
     for layer, count in alike(job.model.layers):
         on_layer(layer.name)
         ways = Ways.of(span, job.global_batch, job, site)
-        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, "full")
-        found = layer_passes(layer, time, ways, site)
+        price = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, "full")
+        found = layer_passes(layer, price, ways, site)
         again = float(found.spent["backward", "recompute"])
         behind = float(found.total("backward"))
         kept = float(layer.kept_bytes(ways.cut))
@@ -131,9 +136,34 @@ def host_seconds(device: str) -> Timing:
     (span,) = Plan.of({"micro_batches": 1}, job).pipelines[0].stages[0].spans
     site = Site.of(job, (0,), 0, ours, DEFAULT)
     ways = Ways.of(span, 1, job, site)
-    times = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
-    issued = sum(float(time.work.kernels) for time in times) * site.runtime.kernels * (1 + BACKWARD_KERNELS)
+    prices = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
+    issued = sum(float(price.work.kernels) for price in prices) * site.runtime.kernels * (1 + BACKWARD_KERNELS)
     return Timing(found.seconds / issued, found.spread)
+
+
+def shard_seconds(device: str) -> Timing:
+    """Seconds that `fully_shard` adds to both passes of a layer of next to no work, over all processes."""
+    job = _blocks(device, 64, 8)
+    layers, plain = _ready(job, device)
+    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    _, sharded = _ready(job, device, lambda module: fully_shard(module, mesh=mesh))
+    samples = []
+    for _ in range(9):
+        with_, without = (_lasting(run, device) for run in (sharded, plain))
+        samples.append(max(with_ - without, 1e-7) / len(layers))
+    return Timing.of(samples)
+
+
+def _lasting(run: Callable[[], None], device: str) -> float:
+    """Seconds of one of several runs that all processes begin together."""
+    run()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(5):
+        run()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / 5
 
 
 def reserved_beside_tensors(device: str) -> float:
@@ -157,10 +187,14 @@ def _blocks(device: str, width: int, length: int) -> Job:
     return Job(Model.from_config(config), Cluster.preset("1xcpu"), 1, length, precision)
 
 
-def _ready(job: Job, device: str) -> tuple[list[Layer], Callable[[], None]]:
-    """The blocks of a model, and what runs both passes through them."""
+def _ready(
+    job: Job, device: str, each: Callable[[Any], object] | None = None
+) -> tuple[list[Layer], Callable[[], None]]:
+    """The blocks of a model, and what runs both passes through them; `each` may change their layers before."""
     layers, kind = [layer for layer in job.model.layers if layer.block], TYPES[job.precision]
     decoder = build(job.model, layers, device=device).to(kind)
+    for layer in layers if each else ():
+        each(decoder.layer(layer.name))  # type: ignore[misc]
     tokens = torch.zeros(1, job.seq_len, dtype=torch.long, device=device)
     x, context = _random(job, decoder, device, kind), Context.of(tokens)
     return layers, lambda: _both(decoder, x, context, tokens)

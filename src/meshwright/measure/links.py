@@ -134,6 +134,24 @@ def link(samples: Sequence[Sample]) -> MeasuredLink:
     return MeasuredLink(*map(float, found))
 
 
+def waiting(device: str, work: Callable[[], object]) -> Timing:
+    """The part of a piece of computation by which the slowest of all is late, when they meet after it."""
+    small = torch.ones(256, device=device)
+
+    def meet() -> None:
+        dist.all_reduce(small)
+
+    def both() -> None:
+        work()
+        meet()
+
+    samples = []
+    for _ in range(_ROUNDS):
+        alone, talk, together = (_slowest(run, 12, device) for run in (work, meet, both))
+        samples.append(min(max((together - alone - talk) / alone, 1e-3), 1.0))
+    return Timing.of(samples)
+
+
 def slowdown(device: str, work: Callable[[], object]) -> Timing:
     """Seconds that each second of a collective under computation adds to it."""
 

@@ -12,7 +12,7 @@ from meshwright.cluster.device import Link
 from meshwright.cluster.measured import MeasuredLink
 from meshwright.errors import MeshwrightError
 from meshwright.measure import fitting, links, samples
-from meshwright.measure.layers import host_seconds, reserved_beside_tensors
+from meshwright.measure.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
 from meshwright.units import GIB, GIGA, MICRO, TERA
 
@@ -82,6 +82,8 @@ def _overlap(device: str, kind: str) -> Iterator[Sample]:
 
     work()
     yield Sample("overlap", {}, links.slowdown(device, work))
+    yield Sample("waiting", {}, links.waiting(device, work))
+    yield Sample("shard", {}, shard_seconds(device))
 
 
 def check(name: str, found: Sequence[Sample]) -> None:
@@ -148,6 +150,9 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
         }
     if "overlap" in by_kind:
         table["contention"] = _round(by_kind["overlap"][0].timing.seconds)
+    if "waiting" in by_kind:
+        table["waiting"] = _round(by_kind["waiting"][0].timing.seconds)
+        table["shard_us"] = _round(by_kind["shard"][0].timing.seconds / MICRO)
     if device.startswith("cuda"):
         table["fragmentation"] = _round(reserved_beside_tensors(device))
         table["context_gib"] = _round(samples.memory_beside_tensors(device)["context"] / GIB)

@@ -97,9 +97,11 @@ def traits_of(job: Job, chain: Chain, choices: Choices, site: Site, recomputes: 
         time = layer_times(layer, cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)
         kept = [layer.kept_bytes(cut, r) for r in recomputes]
         whole = layer.kept_bytes(cut, "none")
+        talks: Array = sum(t.forward for t in time.transfers.values())
+        meets: Array = np.where(talks > 0, 1.0, 0.0)  # with others, for whom it waits
         weight = time.work.weight_gradient  # the same, or what waits for it may differ either way
         rows += [
             time.forward, *time.backward, weight, -weight, time.work.kernels, *kept, *(whole - some for some in kept),
-            gradient_bytes([layer], cut, site.runtime), layer.input_bytes(cut), layer.output_bytes(cut),
+            meets, gradient_bytes([layer], cut, site.runtime), layer.input_bytes(cut), layer.output_bytes(cut),
         ]  # fmt: skip
     return np.stack([np.broadcast_to(row, (count,)) for row in rows])

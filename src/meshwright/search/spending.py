@@ -11,7 +11,7 @@ from meshwright.cost.trace import NAMES
 _GROUP_OF = {
     "forward compute": "compute", "backward compute": "compute", "recompute": "recompute",
     "pipeline bubble": "bubble", "gradients": "gradients", "optimizer": "optimizer", "host": "host",
-    "stragglers": "stragglers",
+    "stragglers": "stragglers", "waiting": "stragglers",
 }  # fmt: skip
 GROUPS = ("compute", "recompute", "bubble", "communication", "gradients", "optimizer", "host", "stragglers")
 MEMORY_SAVERS = ("offload", "swap")  # axes of communication that are the price of too little memory
