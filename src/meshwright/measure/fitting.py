@@ -112,7 +112,9 @@ def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
 
     start = [max(moved / seen), moved[-1] / seen[-1], float(np.median(moved)), min(seen) / 2]
     cached, memory, cache, _ = fitted(curve, seen, start, [1.0] * len(seen))
-    return float(cached), float(memory), float(cache)
+    if cache >= max(moved):  # nothing was larger
+        memory = cached
+    return float(cached), float(min(memory, cached)), float(cache)
 
 
 def errors(predicted: Sequence[float], samples: Sequence[Sample]) -> list[float]:

@@ -27,8 +27,8 @@ class Timing:
     @staticmethod
     def of(samples: Sequence[float]) -> Timing:
         """
-        >>> Timing.of([1.0, 1.0, 1.1, 1.2, 9.0])
-        Timing(seconds=1.1, spread=0.1818181818181817)
+        >>> Timing.of([1.0, 1.0, 1.25, 1.5, 9.0])
+        Timing(seconds=1.25, spread=0.4)
         """
         low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
         return Timing(middle, (high - low) / middle)
