@@ -28,7 +28,7 @@ JOBS = [  # model, devices, the part of their memory that there is, sequence
     ("tied-deep", "1xh100", 0.3, 2048),
     ("gpt2-deep", "1x1xa100-40gb+1x1xh100", 0.5, 8192),
     ("gpt2-deep", "2xh100", 0.12, 2048),
-    ("gpt2-deep", "2xh100", 0.2, 8192),
+    ("gpt2-deep", "1xh100", 0.12, 8192),
     ("tied-deep", "4xh100", 0.08, 32768),
     ("deepseek-v3", "4xh100", 0.08, 32768),
     ("qwen3", "1x2xa100-40gb+1x2xh100", 1.0, 131072),
