@@ -22,8 +22,13 @@ from meshwright.run.checkpoint import latest
 from meshwright.run.options import Training
 from tests.conftest import ROOT
 from tests.launch.plans import UNLIKE, losses_of_one_process, request, using, written
+from tests.packages import installed
 
-ray = pytest.importorskip("ray", reason="ray is not installed")
+if not installed("ray"):
+    pytest.skip("ray is not installed", allow_module_level=True)
+
+import ray
+
 SMALL = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("accelerate", reason="accelerate is not installed: make targets")
+from tests.packages import installed
+
+if not installed("accelerate"):
+    pytest.skip("accelerate is not installed: make targets", allow_module_level=True)
 
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("areal") is None:
+from tests.packages import folder, installed
+
+if not installed("areal"):
     pytest.skip("areal is not installed: make targets", allow_module_level=True)
-pytest.importorskip("lark", reason="lark is not installed: make targets")
 
 import lark
 import yaml
@@ -21,10 +20,7 @@ from tests.targets.plans import PLANS, made
 
 
 def source(name: str) -> str:
-    spec = importlib.util.find_spec("areal")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return (Path(spec.submodule_search_locations[0]) / "api" / name).read_text()
+    return (folder("areal") / "api" / name).read_text()
 
 
 def grammar() -> str:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("deepspeed", reason="deepspeed is not installed: make targets")
+from tests.packages import installed
+
+if not installed("deepspeed"):
+    pytest.skip("deepspeed is not installed: make targets", allow_module_level=True)
 
 import deepspeed
 from deepspeed.runtime import config as ds

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 import meshwright as mw
@@ -20,10 +21,11 @@ from meshwright.export.megatron.layout import layout_text
 from meshwright.export.megatron.write import say
 from meshwright.plan.spans import layer_range
 from tests.export.plans import jobs_and_plans
+from tests.packages import installed
 
 warnings.filterwarnings("ignore")
-core = pytest.importorskip("megatron.core", reason="megatron-core is not installed: make targets")
-torch = pytest.importorskip("torch")
+if not installed("megatron.core"):
+    pytest.skip("megatron-core is not installed: make targets", allow_module_level=True)
 
 NEEDS_ENGINE = {
     "moe-permute-fusion", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "use-precision-aware-optimizer",

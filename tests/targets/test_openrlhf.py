@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("openrlhf") is None:
+from tests.packages import folder, installed
+
+if not installed("openrlhf"):
     pytest.skip("openrlhf is not installed: make targets", allow_module_level=True)
 
 from meshwright.export.formats import export
@@ -20,10 +20,7 @@ from tests.targets.plans import PLANS, made
 
 def parser() -> argparse.ArgumentParser:
     """The trainer's own arguments: its calls of add_argument, made again with what they say literally."""
-    spec = importlib.util.find_spec("openrlhf")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / "cli" / "train_sft.py").read_text())
+    tree = ast.parse((folder("openrlhf") / "cli" / "train_sft.py").read_text())
     made_again = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed: make targets")
+from tests.packages import installed
+
+if not installed("torchtitan"):
+    pytest.skip("torchtitan is not installed: make targets", allow_module_level=True)
 
 import torch
 from torch.distributed.pipelining.schedules import _Action, get_schedule_class

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("verl") is None:
+from tests.packages import folder, installed
+
+if not installed("verl"):
     pytest.skip("verl is not installed: make targets", allow_module_level=True)
-pytest.importorskip("hydra", reason="hydra-core is not installed: make targets")
 
 import hydra
 from omegaconf import OmegaConf
@@ -22,13 +21,10 @@ from tests.targets.plans import PLANS, made
 
 def composed(text: str) -> Any:
     """What verl's trainer would see; names that its YAML does not have are refused by Hydra."""
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    folder = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+    where = folder("verl") / "trainer" / "config"
     words = shlex.split(text)
     overrides = words[words.index("verl.trainer.main_ppo") + 1 : -1]
-    with hydra.initialize_config_dir(str(folder), version_base=None):
+    with hydra.initialize_config_dir(str(where), version_base=None):
         return hydra.compose("ppo_trainer", overrides=[word for word in overrides if word.strip()])
 
 

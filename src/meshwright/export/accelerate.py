@@ -31,10 +31,8 @@ def write(job: Job, plan: Plan) -> Exported:
     draft.without("pp", "ulysses")  # its Ulysses is DeepSpeed's, and takes that format
     draft.only_schedules("1f1b")
     strategy = draft.uniform.strategy
-    if strategy.ep > 1 or strategy.etp > 1:
-        draft.say("ep: experts are sharded with the rest of the model", ep=1, etp=1)
-    if strategy.sp:
-        draft.say("sp: the model's own plan of tensor parallelism decides; off", sp=False)
+    draft.without_experts()
+    draft.without_sp("the model's own plan of tensor parallelism decides; off")
     draft.only_recompute(("none", "full"))
     both = draft.uniform.strategy.offload
     draft.only_offload(*(("optimizer", "parameters") if both.optimizer and both.parameters else ()))

@@ -52,6 +52,16 @@ class Draft:
         except InputError as error:
             raise Inexpressible(f"the nearest plan that can be said breaks a rule: {error}") from None
 
+    def without_experts(self) -> None:
+        """No axis for experts."""
+        if self.uniform.strategy.ep > 1 or self.uniform.strategy.etp > 1:
+            self.say("ep: experts are sharded with the rest of the model", ep=1, etp=1)
+
+    def without_sp(self, why: str) -> None:
+        """No choice of sequence parallelism."""
+        if self.uniform.strategy.sp:
+            self.say(f"sp: {why}", sp=False)
+
     def without(self, *axes: str, where: str = "here") -> None:
         """Devices along axes that the framework does not know become replicas of the model."""
         strategy = self.uniform.strategy

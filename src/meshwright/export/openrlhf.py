@@ -48,10 +48,8 @@ def _narrow(draft: Draft) -> None:
     draft.without("pp", "ulysses")
     draft.only_schedules("1f1b")
     strategy = draft.uniform.strategy
-    if strategy.ep > 1 or strategy.etp > 1:
-        draft.say("ep: experts are sharded with the rest of the model", ep=1, etp=1)
-    if strategy.sp:
-        draft.say("sp: AutoTP has no sequence parallelism", sp=False)
+    draft.without_experts()
+    draft.without_sp("AutoTP has no sequence parallelism")
     draft.only_recompute(("none", "full"))
     draft.only_offload("optimizer")
     if draft.uniform.strategy.offload.optimizer and not strategy.zero:

@@ -117,11 +117,6 @@ def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
     return float(cached), float(min(memory, cached)), float(cache)
 
 
-def errors(predicted: Sequence[float], samples: Sequence[Sample]) -> list[float]:
-    """How far a curve is from each sample, as a part of it."""
-    return [p / sample.timing.seconds - 1 for p, sample in zip(predicted, samples, strict=True)]
-
-
 def _heavy(seen: Sequence[float]) -> list[float]:
     """Long runs count more: a step is made of them."""
     return [second**0.25 for second in seen]

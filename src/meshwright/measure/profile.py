@@ -52,7 +52,7 @@ def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
         Measurement("copies", lambda: samples.copies(device, scale)),
         Measurement("launches", lambda: _launches(device)),
     ]
-    messages = _MESSAGES[device[:4] if device.startswith("cuda") else "cpu"]
+    messages = _MESSAGES[device.partition(":")[0]]
     found += [
         Measurement(
             f"links {tier.name}, {len(tier.groups[0])} devices",
@@ -155,7 +155,7 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
         table["shard_us"] = _round(by_kind["shard"][0].timing.seconds / MICRO)
     if device.startswith("cuda"):
         table["fragmentation"] = _round(reserved_beside_tensors(device))
-        table["context_gib"] = _round(samples.memory_beside_tensors(device)["context"] / GIB)
+        table["context_gib"] = _round(samples.memory_beside_tensors() / GIB)
     return table
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -222,10 +221,8 @@ def _turns(sets: int) -> Callable[[], int]:
     return turn
 
 
-def memory_beside_tensors(device: str) -> dict[str, Any]:
-    """Bytes of the driver and its kernels, before any communicator exists."""
-    if not device.startswith("cuda"):
-        return {}
+def memory_beside_tensors() -> int:
+    """Bytes of the driver and its kernels in a process on a CUDA device, before any communicator exists."""
     torch.cuda.synchronize()
     free, whole = torch.cuda.mem_get_info()
-    return {"context": whole - free - torch.cuda.memory_reserved()}
+    return int(whole - free - torch.cuda.memory_reserved())

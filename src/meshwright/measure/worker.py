@@ -122,17 +122,17 @@ def _work(output: str, world: int, tell: Tell) -> Cluster | None:
 def _join(world: int) -> _Here:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    workers = 0  # of a node, where they are processes of its CPU
     if device == "cpu":
         keep_freed_memory()
-        inside = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // inside))
+        workers = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     else:
         torch.cuda.set_device(device)
         grow_segments()
     if world > 1:
         dist.init_process_group("nccl" if device != "cpu" else "gloo")
-    inside = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device == "cpu" else 0
-    (group,) = detect(inside).table["group"]
+    (group,) = detect(workers).table["group"]
     return _Here(dist.get_rank() if world > 1 else 0, device, socket.gethostname(), group)
 
 
@@ -195,9 +195,7 @@ def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) 
     how = f"{date.today().isoformat()}, torch {torch.__version__}"
     by_host = {one.host: one.group for one in everyone}
     for row in by_host.values():
-        if groups and {k: v for k, v in groups[-1].items() if k != "nodes"} == {
-            k: v for k, v in row.items() if k != "nodes"
-        }:
+        if groups and groups[-1] | {"nodes": 1} == row:
             groups[-1]["nodes"] += 1
         else:
             groups.append(dict(row))
