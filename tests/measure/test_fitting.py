@@ -96,3 +96,16 @@ def test_links() -> None:
 )
 def test_every_tier_of_links_is_measured(nodes: list[int], groups: list[object]) -> None:
     assert [tier.groups for tier in links.tiers(nodes)] == groups
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e-1), min_size=9, max_size=9))
+def test_noise_makes_no_device_infinite(seconds: list[float]) -> None:
+    """Timings that have nothing to do with the work: a rate stays near the best that was seen."""
+    shapes = SHAPES[:9]
+    samples = [
+        Sample("product", {"m": m, "k": k, "n": n}, Timing(s, 0.0))
+        for (m, k, n), s in zip(shapes, seconds, strict=True)
+    ]
+    best = max(2.0 * m * k * n / s for (m, k, n), s in zip(shapes, seconds, strict=True))
+    assert fitting.products(samples, 1e12, 4.0).rate <= 4 * best

@@ -107,7 +107,8 @@ def test_layers_of_a_model_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch)
     rows = layers(job)
     assert sum(row.count for row in rows) == len(model.layers)
     blocks = [row for row in rows if row.name.startswith("block")]
-    assert all(row.seen.forward > 0 and row.seen.repeated > 0 for row in blocks)
+    assert len(blocks) == 2
+    assert all(row.seen.forward > 0 for row in rows)
     attention = next(row for row in rows if row.name.endswith("attention"))
     assert attention.seen.kept == pytest.approx(attention.expected.kept, rel=0.6)
 
@@ -129,6 +130,18 @@ def test_measured_numbers_take_the_place_of_usual_ones() -> None:
     other = mw.Job(mw.Model.preset("llama3.2-1b"), plain, 1, 4096)
     ratio = mw.estimate(job, {}).breakdown["forward compute"] / mw.estimate(other, {}).breakdown["forward compute"]
     assert 1.5 < ratio < 2.0
+
+
+def test_what_our_runtime_takes_to_issue_a_kernel_is_not_laid_on_others() -> None:
+    row = {"device": "h100", "nodes": 1, "devices_per_node": 1}
+    slow = mw.Cluster.from_table({"group": [{**row, "measured": {"launch_us": 1000.0}}]})
+    plain = mw.Cluster.from_table({"group": [row]})
+    ours, theirs = (
+        [mw.estimate(mw.Job(mw.Model.preset("gpt2"), c, 1, 128), {}, name).step_seconds for c in (slow, plain)]
+        for name in ("meshwright", "megatron")
+    )
+    assert ours[0] > 2 * ours[1]
+    assert theirs[0] == theirs[1]
 
 
 def test_an_unknown_precision_is_named() -> None:

@@ -53,7 +53,7 @@ class MeasuredTable(Table, frozen=True, kw_only=True):
     host_gb_s: Rate | None = None  # to or from host memory
     host_update_gb_s: Rate | None = None  # at which the host updates offloaded states
     launch_us: Some | None = None  # for the host to issue a kernel
-    issues_alone: bool | None = None  # whether kernels run while the host issues the next
+    issues_alone: bool | None = None  # whether no kernel runs while the host issues the next
     contention: Part | None = None  # each second of communication under computation slows it by so much
     waiting: Part | None = None  # part of computation by which the slowest of those that meet after it is late
     shard_us: Some | None = None  # for the host to bring in a sharded layer, both passes

@@ -45,7 +45,9 @@ class Site:
         host = seen.host or max(home.device.host_bandwidth, 1e9) * constants.host_copy
         update = seen.host_update or constants.host_memory / home.devices_per_node
         runtime = runtime.on(home.device)
-        runtime = runtime if seen.launch is None else replace(runtime, host_seconds=seen.launch)
+        own = runtime.name == "meshwright"  # which issued the kernels and sharded the layers that were measured
+        if own and seen.launch is not None:
+            runtime = replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
         return Site(
             job.cluster,
@@ -58,7 +60,7 @@ class Site:
             job.precision,
             host,
             update,
-            seen.shard or 0.0,
+            (seen.shard or 0.0) if own else 0.0,
         )
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:

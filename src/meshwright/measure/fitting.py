@@ -18,11 +18,16 @@ from meshwright.measure.samples import Sample
 Array = Any
 Curve = Callable[[Sequence[float]], Array]
 _ROUNDS = 60
+_BEYOND = 4.0  # times the best rate that was seen: what no device reaches beyond its samples
 _LARGE = 1 / 3  # of the samples of a kind, by size: rates are read off these
 
 
-def fitted(curve: Curve, seen: Sequence[float], start: Sequence[float], weights: Sequence[float]) -> list[float]:
+def fitted(
+    curve: Curve, seen: Sequence[float], start: Sequence[float], weights: Sequence[float], rates: int = 0
+) -> list[float]:
     """Parameters (all positive) under which a curve comes nearest to what was seen.
+
+    The first `rates` of them start at the best that was seen, and end near it: noise must not make a device infinite.
 
     >>> x = np.array([1.0, 10.0, 100.0])
     >>> found = fitted(lambda p: p[0] + x / p[1], [3.0, 12.0, 102.0], [1.0, 2.0], [1, 1, 1])
@@ -40,6 +45,8 @@ def fitted(curve: Curve, seen: Sequence[float], start: Sequence[float], weights:
         for i, step in enumerate(steps):
             for factor in (math.exp(step), math.exp(-step)):
                 tried = [value * factor if i == j else value for j, value in enumerate(best)]
+                if i < rates and tried[i] > _BEYOND * start[i]:
+                    continue
                 if (found := distance(tried)) < least:
                     best, least, moved = tried, found, True
                     break
@@ -61,7 +68,7 @@ def products(samples: Sequence[Sample], memory: float, size: float) -> Products:
         return np.sqrt(computing**2 + loading**2) + p[3]
 
     fastest = max(2 * m * k * n / seen)
-    return Products(*map(float, fitted(curve, seen, [fastest, 30.0, 10.0, min(seen) / 2], _heavy(seen))))
+    return Products(*map(float, fitted(curve, seen, [fastest, 30.0, 10.0, min(seen) / 2], _heavy(seen), rates=1)))
 
 
 def attention(forward: Sequence[Sample], backward: Sequence[Sample], floor: float) -> Attention:
@@ -83,7 +90,7 @@ def _attention(samples: Sequence[Sample], passes: float, floor: float) -> list[f
         rate = p[0] * length / (length + p[1]) * rows / (rows + p[2]) * np.minimum(size / 128, 1.0) ** p[3]
         return flops / rate + (2 if passes > 1 else 1) * floor
 
-    return fitted(curve, seen, [max(flops / seen), 100.0, 1000.0, 0.3], _heavy(seen))
+    return fitted(curve, seen, [max(flops / seen), 100.0, 1000.0, 0.3], _heavy(seen), rates=1)
 
 
 def rate_of_passes(samples: Sequence[Sample]) -> float:
@@ -111,7 +118,7 @@ def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
         return p[3] + (moved - beyond) / p[0] + beyond / p[1]
 
     start = [max(moved / seen), moved[-1] / seen[-1], float(np.median(moved)), min(seen) / 2]
-    cached, memory, cache, _ = fitted(curve, seen, start, [1.0] * len(seen))
+    cached, memory, cache, _ = fitted(curve, seen, start, [1.0] * len(seen), rates=2)
     if cache >= max(moved):  # nothing was larger
         memory = cached
     return float(cached), float(min(memory, cached)), float(cache)

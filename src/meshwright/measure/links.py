@@ -130,7 +130,7 @@ def link(samples: Sequence[Sample]) -> MeasuredLink:
         return bytes_ / np.choose(kind, p[:4]) + waits * p[4] + starts * p[5]
 
     best = [max(bytes_[kind == k] / np.array(seen)[kind == k]) for k in range(4)]
-    found = fitted(curve, seen, [*best, min(seen) / 2, min(seen) / 2], [1.0] * len(seen))
+    found = fitted(curve, seen, [*best, min(seen) / 2, min(seen) / 2], [1.0] * len(seen), rates=4)
     return MeasuredLink(*map(float, found))
 
 
