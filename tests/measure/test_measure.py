@@ -12,11 +12,14 @@ from meshwright.cost.constants import DEFAULT
 from meshwright.errors import InputError
 from meshwright.measure import profile, samples, worker
 from meshwright.measure.front import layers, measure
+from meshwright.measure.layers import beside_kernels
 from meshwright.measure.profile import TooNoisy, check
 from meshwright.measure.samples import Sample, Scale
 from meshwright.measure.timing import Timing
 
-SMALL = Scale((16, 64), (16, 32, 64), (16, 32), ((2, 16),), 2**12, 2**12)
+SMALL = Scale(
+    (16, 64), (16, 32, 64), (16, 32), ((2, 16),), 2**12, 2**12, vocabulary=((16, 16, 64),), blocks=((128, 16),)
+)
 
 
 @pytest.fixture
@@ -150,22 +153,55 @@ def test_an_unknown_precision_is_named() -> None:
         mw.Cluster.from_table({"group": [row]})
 
 
-def test_devices_that_meet_in_a_layer_wait_for_one_another() -> None:
-    """Tensor parallelism meets in every layer, replicas do not; sharded layers take the host's time."""
+@pytest.mark.parametrize(("zero", "per_step", "per_micro_batch"), [(0, 0, 0), (1, 2, 0), (2, 1, 1), (3, 0, 3)])
+def test_sharded_layers_take_the_time_of_the_host(zero: int, per_step: int, per_micro_batch: int) -> None:
+    """Measured: two gathers and a scatter. ZeRO 1 does one of each in a step, ZeRO 3 all in every micro-batch."""
     row = {"device": "cpu", "nodes": 1, "devices_per_node": 2}
-    plain, late, busy = (
+    plain, busy = (
         mw.Cluster.from_table({"group": [{**row, "measured": {"issues_alone": True, **more}}]})
-        for more in ({}, {"waiting": 0.25}, {"shard_us": 5000.0})
+        for more in ({}, {"shard_us": 6000.0})
     )
 
-    def step(cluster: mw.Cluster, **plan: object) -> mw.cost.estimate.Estimate:
-        return mw.estimate(mw.Job(mw.Model.preset("tiny-llama"), cluster, 8, 64, "fp32"), {**plan, "micro_batches": 1})
+    def step(cluster: mw.Cluster) -> float:
+        job = mw.Job(mw.Model.preset("tiny-llama"), cluster, 8, 64, "fp32")
+        return mw.estimate(job, {"dp": 2, "zero": zero, "micro_batches": 4}).step_seconds
 
-    apart, together = step(late, dp=2, zero=0), step(late, tp=2)
-    assert apart.step_seconds == pytest.approx(step(plain, dp=2, zero=0).step_seconds)
-    compute = together.breakdown["forward compute"] + together.breakdown["backward compute"]
-    assert 0.2 * compute < together.breakdown["waiting"] < 0.25 * compute  # the last norm does not meet anyone
-    layers = len(mw.Model.preset("tiny-llama").layers)
-    more = step(busy, dp=2, zero=1).step_seconds - step(plain, dp=2, zero=1).step_seconds
-    assert more == pytest.approx(layers * 5e-3, rel=0.01)
-    assert step(busy, dp=2, zero=0).step_seconds == pytest.approx(step(plain, dp=2, zero=0).step_seconds)
+    each = 2e-3 * len(mw.Model.preset("tiny-llama").layers)
+    assert step(busy) - step(plain) == pytest.approx((per_step + 4 * per_micro_batch) * each, rel=0.01)
+
+
+def test_nothing_hides_on_processors() -> None:
+    """`fully_shard` waits for its collectives there: a slower link delays the whole step by what it is slower."""
+    measured = {
+        "reduce_gb_s": 1.0,
+        "gather_gb_s": 1.0,
+        "exchange_gb_s": 1.0,
+        "send_gb_s": 1.0,
+        "step_us": 0,
+        "start_us": 0,
+    }
+    link = {"kind": "memory", "topology": "all-to-all", "bandwidth_gb_s": 1.0, "latency_us": 0.0, "span": 2}
+    row = {"device": "cpu", "nodes": 1, "devices_per_node": 2, "measured": {"issues_alone": True}}
+    times = []
+    for rate in (1.0, 0.5):
+        seen = {**measured, "gather_gb_s": rate}
+        cluster = mw.Cluster.from_table({"group": [{**row, "link": [{**link, "measured": seen}]}]})
+        job = mw.Job(mw.Model.preset("tiny-llama"), cluster, 8, 64, "fp32")
+        times.append(mw.estimate(job, {"dp": 2, "zero": 1, "micro_batches": 1}).step_seconds)
+    moved = 2 * 4 * job.model.parameters / 2  # gradients scattered, parameters gathered: half of float32 each way
+    assert times[1] - times[0] == pytest.approx(moved * 1e-9, rel=1e-3)
+
+
+def test_blocks_say_how_much_slower_kernels_are_in_them() -> None:
+    """Blocks that took twice what the curves expect make every rate half as high, and leave what is no kernel."""
+    row = {"device": "cpu", "nodes": 1, "devices_per_node": 1, "measured": {
+        "issues_alone": True, "memory_gb_s": 10.0, "cached_gb_s": 40.0, "cache_mib": 1.0, "norm_gb_s": 5.0, "launch_us": 0.0,
+        "kernel_us": 0.0, "product": {"fp32": {"tflops": 0.1}}, "attention": {"fp32": {"tflops": [0.05, 0.05]}},
+    }}  # fmt: skip
+
+    cluster = mw.Cluster.from_table({"group": [row]})
+    once = Sample("block", {"width": 128, "tokens": 64}, Timing(1.0, 0.0))
+    alone = 1.0 / beside_kernels([once], cluster, "cpu")  # seconds that the curves expect
+    assert beside_kernels([Sample("block", once.facts, Timing(2 * alone, 0.0))], cluster, "cpu") == pytest.approx(2.0)
+    halved = mw.Cluster.from_table({"group": [{**row, "measured": profile.slower(row["measured"], 2.0)}]})
+    assert beside_kernels([once], halved, "cpu") * 2 == pytest.approx(beside_kernels([once], cluster, "cpu"), rel=0.02)

@@ -16,6 +16,7 @@ Examples:
   meshwright plan llama3-8b cluster.toml --batch 64     plans with what was measured
   meshwright measure --model llama3-8b --seq 8192       layers of a model: expected and seen
   torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright measure -o cluster.toml   nodes and their links
+  meshwright measure --on ray --address HOST:6379       the same on all nodes of a cluster of Ray
 \b
 Times matrix products of real shapes, attention, passes over memory, the optimizer, copies to and from the host, how fast
 kernels are issued and, between several devices, every collective on every tier of links. A run that was interrupted goes
@@ -27,23 +28,38 @@ Exit codes: 0 written; 1 too noisy; 2 bad input.
 @click.command("measure", epilog=EPILOG)
 @click.option("--output", "-o", default="cluster.toml", help="The cluster file to write (default cluster.toml).")
 @click.option("--devices", type=click.IntRange(min=1), help="How many of this machine's (default: all).")
+@click.option("--on", type=click.Choice(["ray"]), help="Measure all nodes of a running cluster of Ray.")
+@click.option("--address", default="", help="Of that cluster, HOST:PORT (default: the one of this machine).")
 @click.option("--model", help="Time the layers of this model instead.", shell_complete=complete_models)
 @click.option("--cluster", help="Whose curves expect them (default: the catalogue's of this machine).")
 @plan_options
 @as_json
 def command(
-    output: str, devices: int | None, model: str | None, cluster: str | None, json_: bool, **options: Any
+    output: str,
+    devices: int | None,
+    on: str | None,
+    address: str,
+    model: str | None,
+    cluster: str | None,
+    json_: bool,
+    **options: Any,
 ) -> None:
     """Measure what this machine does, and write it as a cluster that plans are made for."""
     if model:
         _layers(model, cluster or "local:1", options, json_)
         return
     from meshwright.cli.clusters import cluster_facts
+    from meshwright.cluster import Cluster
     from meshwright.measure.front import measure
     from meshwright.measure.progress import bar
 
     with bar() as tell:
-        found = measure(output, devices or 0, tell)
+        if on == "ray":
+            from meshwright.launch.ray_measure import measure as measure_on_ray
+
+            found: Cluster | None = measure_on_ray(output, devices or 0, tell, address=address)
+        else:
+            found = measure(output, devices or 0, tell)
     if found is None:
         return
     if json_:

@@ -55,7 +55,6 @@ class MeasuredTable(Table, frozen=True, kw_only=True):
     launch_us: Some | None = None  # for the host to issue a kernel
     issues_alone: bool | None = None  # whether no kernel runs while the host issues the next
     contention: Part | None = None  # each second of communication under computation slows it by so much
-    waiting: Part | None = None  # part of computation by which the slowest of those that meet after it is late
     shard_us: Some | None = None  # for the host to bring in a sharded layer, both passes
     context_gib: Some | None = None  # of the driver, kernels and communicators
     fragmentation: Part | None = None  # reserved beyond the peak of activations and temporaries
@@ -110,7 +109,6 @@ class Measured:
     launch: float | None = None  # seconds
     issues_alone: bool | None = None
     contention: float | None = None
-    waiting: float | None = None
     shard: float | None = None  # seconds
     context: float | None = None  # bytes
     fragmentation: float | None = None
@@ -147,7 +145,7 @@ def measured(table: MeasuredTable) -> Measured:
         scaled(table.memory_gb_s, GIGA), scaled(table.cached_gb_s, GIGA), table.cache_mib * 2**20,
         scaled(table.norm_gb_s, GIGA), scaled(table.kernel_us, MICRO),
         scaled(table.update_gb_s, GIGA), scaled(table.host_gb_s, GIGA), scaled(table.host_update_gb_s, GIGA),
-        scaled(table.launch_us, MICRO), table.issues_alone, table.contention, table.waiting,
+        scaled(table.launch_us, MICRO), table.issues_alone, table.contention,
         scaled(table.shard_us, MICRO), scaled(table.context_gib, GIB), table.fragmentation,
     )  # fmt: skip
 

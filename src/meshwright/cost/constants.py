@@ -81,8 +81,6 @@ class Constants:
     host_overlap: float = 3.0
     # --- two things at once: each second of communication under computation slows it by so much
     contention: float = 0.155
-    # Part of a layer's computation by which the slowest of those that meet in it is late; measured, else within the rest.
-    waiting: float = 0.0
     dual_pipe: float = 0.9  # part of the experts' all-to-alls that DualPipe hides (DeepSeek-AI, 2024: all but the ends)
     # --- the whole job: waiting for the slowest of many devices, per doubling of the nodes
     straggler: float = 0.0045
@@ -102,8 +100,7 @@ def seen_on(device: Device, constants: Constants) -> Constants:
         return constants
     floor = constants.memory_floor if found.kernel is None else found.kernel
     overlap = 1.0 if found.issues_alone else constants.host_overlap  # then the two times add up
-    waiting = constants.waiting if found.waiting is None else found.waiting
-    return replace(constants, memory_floor=floor, host_overlap=overlap, waiting=waiting)
+    return replace(constants, memory_floor=floor, host_overlap=overlap)
 
 
 def seen_in(cluster: Cluster, constants: Constants) -> Constants:

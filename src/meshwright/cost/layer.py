@@ -292,8 +292,9 @@ def _ulysses(layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Place
     """Queries, keys and values change from a cut of the sequence to a cut of the heads, the context changes back."""
     if np.all(cut.ulysses == 1) or layer.kind not in {"attention", "cross_attention"}:
         return None
-    moved = _kept(layer, cut, length, "q", "k", "v", "context")
-    seconds = exchange_seconds(fabric, moved, cut.ulysses, place.ulysses) * (np.asarray(cut.ulysses) > 1)
+    there, back = _kept(layer, cut, length, "q", "k", "v"), _kept(layer, cut, length, "context")
+    both = sum(exchange_seconds(fabric, moved, cut.ulysses, place.ulysses) for moved in (there, back))
+    seconds = both * (np.asarray(cut.ulysses) > 1)
     return Transfer(seconds, seconds, seconds, seconds)
 
 

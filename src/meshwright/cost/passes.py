@@ -42,7 +42,6 @@ def layer_passes(
     backward pass, in bytes, of which a part may be moved away; `parked` is the device that swaps go to.
     """
     found = Passes(*_own(time), weight_gradient=time.work.weight_gradient)
-    _wait_for_others(found, time, site)
     window = {when: found.total(when) for when in PASSES}  # seconds under which a transfer may hide
     for name, both in _beside(layer, ways, kept, site, parked).items():
         # Sharded weights are gathered ahead of the forward pass, gradients scattered behind the backward pass.
@@ -52,8 +51,7 @@ def layer_passes(
             window[when] = window[when] + moved - under  # others go on while the device waits for this one
             found.spent[when, name] = moved - under + site.constants.contention * under
             found.hidden[when, name] = under
-    sharded = (np.asarray(ways.zero) > 0) & (np.asarray(ways.dense.shards) > 1)
-    _wait_for_host(found, time.work.kernels, sharded * site.shard, site)
+    _wait_for_host(found, time.work.kernels, ways, site)
     return found
 
 
@@ -72,20 +70,13 @@ def _own(time: LayerTime) -> tuple[dict[Part, Array], dict[Part, Array]]:
     return spent, hidden
 
 
-def _wait_for_others(found: Passes, time: LayerTime, site: Site) -> None:
-    """Devices that talk in a layer wait for the slowest of them."""
-    if not site.constants.waiting:
-        return
-    for when in PASSES:
-        meets = np.asarray(sum(getattr(t, when) for t in time.transfers.values())) > 0
-        found.spent[when, "waiting"] = site.constants.waiting * meets * found.spent[when, "compute"]
-
-
-def _wait_for_host(found: Passes, kernels: Array, shard: Array, site: Site) -> None:
-    """`shard`: seconds of the host that bringing in a sharded layer takes, a third of them in the forward pass."""
+def _wait_for_host(found: Passes, kernels: Array, ways: Ways, site: Site) -> None:
+    """The host issues kernels and, where ZeRO shards every micro-batch anew, gathers (twice) and scatters; see `settled`."""
     issued = kernels * site.runtime.kernels * site.runtime.host_seconds
-    power = site.constants.host_overlap
-    for when, host in (("forward", issued + shard / 3), ("backward", BACKWARD_KERNELS * issued + shard * 2 / 3)):
+    power, zero = site.constants.host_overlap, np.asarray(ways.zero)
+    each = (np.asarray(ways.dense.shards) > 1) * site.shard
+    gather, scatter = each * (zero == 3), each * (zero >= 2)
+    for when, host in (("forward", issued + gather), ("backward", BACKWARD_KERNELS * issued + gather + scatter)):
         device = found.total(when)
         found.spent[when, "host"] = (device**power + host**power) ** (1 / power) - device
 

@@ -89,6 +89,8 @@ class Runtime:
             activation_passes=activation,
             stream_passes=stream,
             loss_bytes=loss,
+            overlap_gradients=False,  # `fully_shard` has no streams there: every collective is waited for
+            overlap_parameters=False,
             on_processors=None,
         )
 

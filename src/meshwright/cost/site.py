@@ -31,7 +31,7 @@ class Site:
     precision: str
     host: float  # bytes/s to or from host memory
     host_update: float  # bytes/s at which this device's part of the host updates offloaded states
-    shard: float  # seconds of the host for a sharded layer, where they were measured
+    shard: float  # seconds of the host to gather or to scatter a sharded layer, where they were measured
     _known: dict[tuple[object, ...], tuple[Placement, Counts, Counts]] = field(default_factory=dict, compare=False)
 
     @staticmethod
@@ -60,7 +60,7 @@ class Site:
             job.precision,
             host,
             update,
-            (seen.shard or 0.0) if own else 0.0,
+            (seen.shard or 0.0) / 3 if own else 0.0,  # measured: two gathers and one scatter
         )
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:

@@ -84,7 +84,7 @@ def pipeline_time(
     blocking = 0.0 if runtime.overlap_pipeline else 1.0  # a blocking send is part of the sender's action
     timeline = simulate(table, _durations(times, sends, blocking), lambda a, b: (1 - blocking) * sends[min(a, b)])
     reduced = [gradient_seconds(job, pipeline, g, sites, codecs) for g in range(groups)]
-    settled = [_settled(pipeline, g, times, *reduced[g], runtime, constants) for g in range(groups)]
+    settled = [_settled(pipeline, g, times, *reduced[g], sites, constants) for g in range(groups)]
     exposed, covered = ([pair[i] for pair in settled] for i in (0, 1))
     optimizer = tuple(optimizer_seconds(job, pipeline, g, sites) for g in range(groups))
     ends = [end + late for end, late in zip(timeline.ends, exposed, strict=True)]
@@ -149,12 +149,13 @@ def _durations(times: tuple[StageTime, ...], sends: list[float], blocking: float
 
 
 def _settled(
-    pipeline: Pipeline, group: int, times: tuple[StageTime, ...], reduce: float, gather: float, runtime: Runtime,
+    pipeline: Pipeline, group: int, times: tuple[StageTime, ...], reduce: float, gather: float, sites: Sites,
     constants: Constants,
 ) -> tuple[float, float]:  # fmt: skip
     """(what delays the step, what runs under computation): reductions under the last backward pass, gathering under the
     first forward pass."""
     mine = stages_of(pipeline, group)
+    runtime = sites[mine[0]][0][0].runtime
     late = covered = 0.0
     for moved, window, hides in (
         (reduce, sum(times[s].backward for s in mine), runtime.overlap_gradients),

@@ -104,7 +104,8 @@ def settled(layers: Sequence[Layer], ways: Ways, site: Site, codec: Codec | None
                 later * once_in + first * shards * runtime.shard_seconds,
             )
         )
-    return total
+    each = (np.asarray(ways.dense.shards) > 1) * len(layers) * site.shard
+    return total.after(Settled(each * (zero == 1), each * ((zero == 1) | (zero == 2))))
 
 
 def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site) -> float:

@@ -72,7 +72,7 @@ def train(
     request: Request, promised: Estimate, tell: Callable[[Event], None], *, address: str = "", room: float = _ROOM
 ) -> None:
     """Train on a running cluster of Ray; returns when the run has ended, raises what ended it too early."""
-    ray = _connected(address)
+    ray = connected(address)
     from ray.util.queue import Queue
 
     work = Work(request.plan.to_table(), request.run, promised.step_seconds, promised.mfu, request.plan.devices)
@@ -112,7 +112,8 @@ class _Nobody:
         pass
 
 
-def _connected(address: str) -> Any:
+def connected(address: str) -> Any:
+    """Ray, joined to a running cluster."""
     try:
         import ray
     except ImportError:

@@ -15,13 +15,18 @@ Tell = Callable[[str, int, int], None]  # what is measured now, how much is done
 
 def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: None) -> Cluster | None:
     """Measure this machine, and write a cluster file; returns the cluster in the process that wrote it."""
+    check_output(output)
+    from meshwright.measure.worker import measure as work
+
+    return work(output, devices, tell)
+
+
+def check_output(output: str) -> None:
+    """Whether a cluster file could be written there."""
     if not output.endswith(".toml"):
         raise InputError("is no .toml file", file=output, field="--output", valid="a path such as cluster.toml")
     if not Path(output).absolute().parent.is_dir():
         raise InputError("no such folder", file=str(Path(output).parent), field="--output")
-    from meshwright.measure.worker import measure as work
-
-    return work(output, devices, tell)
 
 
 def layers(job: Job, tell: Callable[[str], None] = lambda name: None) -> list[Any]:

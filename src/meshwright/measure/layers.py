@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from meshwright.cost.passes import BACKWARD_KERNELS, layer_passes
 from meshwright.cost.runtime import runtime
 from meshwright.cost.site import Site
 from meshwright.cost.ways import Ways
-from meshwright.measure.samples import TYPES
+from meshwright.measure.samples import TYPES, Sample, Scale
 from meshwright.measure.timing import Timing, timed
 from meshwright.model import Layer, Model
 from meshwright.plan import Job, Plan
@@ -139,6 +140,30 @@ def host_seconds(device: str) -> Timing:
     prices = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
     issued = sum(float(price.work.kernels) for price in prices) * site.runtime.kernels * (1 + BACKWARD_KERNELS)
     return Timing(found.seconds / issued, found.spread)
+
+
+def blocks(scale: Scale, device: str) -> Iterator[Sample]:
+    """Both passes of whole blocks: what their kernels take one after the other, with one another's leavings in caches."""
+    for width, tokens in scale.blocks:
+        _, run = _ready(_blocks(device, width, tokens), device)
+        yield Sample("block", {"width": width, "tokens": tokens}, timed(run, device, 0.5))
+
+
+def beside_kernels(samples: Sequence[Sample], cluster: Cluster, device: str) -> float:
+    """What blocks took over what a cluster's measured rates expect of their kernels."""
+    found = []
+    for sample in samples:
+        job = replace(_blocks(device, int(sample.facts["width"]), int(sample.facts["tokens"])), cluster=cluster)
+        (span,) = Plan.of({"micro_batches": 1, "dp": 1}, job).pipelines[0].stages[0].spans
+        site = Site.of(job, (0,), 0, runtime("meshwright"), DEFAULT)
+        ways = Ways.of(span, 1, job, site)
+        own = host = 0.0
+        for layer in (layer for layer in job.model.layers if layer.block):
+            price = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
+            for (_, name), seconds in layer_passes(layer, price, ways, site).spent.items():
+                host, own = host + float(seconds) * (name == "host"), own + float(seconds) * (name != "host")
+        found.append(max(sample.timing.seconds - host, own / 2) / own)
+    return statistics.geometric_mean(found)
 
 
 def shard_seconds(device: str) -> Timing:

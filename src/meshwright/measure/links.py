@@ -19,7 +19,7 @@ from meshwright.run.collectives import gather_tensor, scatter_tensor
 
 _ROUNDS = 9  # samples of every timing
 _LASTS, _MOST = (
-    0.03,
+    0.06,
     300,
 )  # seconds that a sample lasts at least: processes that wait are woken late; and how often at most
 KINDS = ("reduce", "gather", "scatter", "exchange", "send")
@@ -62,7 +62,7 @@ def collectives(tier: Tier, device: str, sizes: Sequence[int]) -> Iterator[Sampl
     for size in sizes:
         for kind in KINDS:
             run = _collective(kind, size // 4 // 64 * 64 or 64, *mine, device) if mine else lambda: None
-            seconds = _together(run, device)
+            seconds = _between(run, device)
             members = len(tier.groups[0])
             facts = {"bytes": float(size), "members": float(members)}
             yield Sample(f"{tier.name}: {kind}", facts, seconds)
@@ -95,11 +95,24 @@ def _collective(kind: str, count: int, group: tuple[int, ...], made: Any, device
     return send
 
 
-def _together(run: Callable[[], object], device: str) -> Timing:
-    """All processes begin at once, and do it as often as makes a sample last; the slowest counts."""
-    count = max(1, min(_MOST, round(_LASTS / max(_slowest(run, 3, device), 1e-7))))
-    _slowest(run, count, device)
-    return Timing.of([_slowest(run, count, device) for _ in range(_ROUNDS)])
+def _between(run: Callable[[], object], device: str) -> Timing:
+    """Between pieces of computation, as training does it, less these: who computed is late by a little and has left caches
+    and cores to others. All processes begin at once and go on for as long as makes a sample last; the slowest counts."""
+    wide = 2048 if device.startswith("cuda") else 256
+    a = torch.randn(16 * wide, wide, device=device)  # milliseconds, as the layers of small models
+    b = torch.randn(wide, wide, device=device)
+
+    def work() -> None:
+        torch.mm(a, b)
+
+    def both() -> None:
+        work()
+        run()
+
+    count = max(1, min(_MOST, round(_LASTS / max(_slowest(both, 3, device), 1e-7))))
+    _slowest(both, count, device)
+    samples = [_slowest(both, count, device) - _slowest(work, count, device) for _ in range(_ROUNDS)]
+    return Timing.of([max(seconds, 1e-6) for seconds in samples])
 
 
 def _slowest(run: Callable[[], object], count: int, device: str) -> float:
@@ -132,24 +145,6 @@ def link(samples: Sequence[Sample]) -> MeasuredLink:
     best = [max(bytes_[kind == k] / np.array(seen)[kind == k]) for k in range(4)]
     found = fitted(curve, seen, [*best, min(seen) / 2, min(seen) / 2], [1.0] * len(seen), rates=4)
     return MeasuredLink(*map(float, found))
-
-
-def waiting(device: str, work: Callable[[], object]) -> Timing:
-    """The part of a piece of computation by which the slowest of all is late, when they meet after it."""
-    small = torch.ones(256, device=device)
-
-    def meet() -> None:
-        dist.all_reduce(small)
-
-    def both() -> None:
-        work()
-        meet()
-
-    samples = []
-    for _ in range(_ROUNDS):
-        alone, talk, together = (_slowest(run, 12, device) for run in (work, meet, both))
-        samples.append(min(max((together - alone - talk) / alone, 1e-3), 1.0))
-    return Timing.of(samples)
 
 
 def slowdown(device: str, work: Callable[[], object]) -> Timing:

@@ -11,7 +11,7 @@ import torch
 from meshwright.cluster.device import Link
 from meshwright.cluster.measured import MeasuredLink
 from meshwright.errors import MeshwrightError
-from meshwright.measure import fitting, links, samples
+from meshwright.measure import fitting, layers, links, samples
 from meshwright.measure.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
 from meshwright.units import GIB, GIGA, MICRO, TERA
@@ -51,6 +51,7 @@ def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
         Measurement("optimizer", lambda: samples.update(device, scale)),
         Measurement("copies", lambda: samples.copies(device, scale)),
         Measurement("launches", lambda: _launches(device)),
+        Measurement("blocks", lambda: layers.blocks(scale, device)),
     ]
     messages = _MESSAGES[device.partition(":")[0]]
     found += [
@@ -72,6 +73,23 @@ def _launches(device: str) -> Iterator[Sample]:
     yield Sample("host", {"kernels": 1}, host_seconds(device))
 
 
+def slower(measured: dict[str, Any], times: float) -> dict[str, Any]:
+    """A table under `measured` whose kernels take so many times as long.
+
+    >>> slower({"memory_gb_s": 30.0, "update_gb_s": 20.0, "product": {"fp32": {"tflops": 0.2, "half": 9.0}}}, 1.25)
+    {'memory_gb_s': 24.0, 'update_gb_s': 20.0, 'product': {'fp32': {'tflops': 0.16, 'half': 9.0}}}
+    """
+
+    def scaled(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: scaled(key, one) for key, one in value.items()}
+        if name == "tflops":
+            return [_round(one / times) for one in value] if isinstance(value, list) else _round(value / times)
+        return _round(value / times) if name in {"memory_gb_s", "cached_gb_s", "norm_gb_s"} else value
+
+    return {name: scaled(name, value) for name, value in measured.items()}
+
+
 def _overlap(device: str, kind: str) -> Iterator[Sample]:
     width = 4096 if device.startswith("cuda") else 512
     a = torch.randn(width, width, device=device, dtype=samples.TYPES[kind])
@@ -82,7 +100,6 @@ def _overlap(device: str, kind: str) -> Iterator[Sample]:
 
     work()
     yield Sample("overlap", {}, links.slowdown(device, work))
-    yield Sample("waiting", {}, links.waiting(device, work))
     yield Sample("shard", {}, shard_seconds(device))
 
 
@@ -150,8 +167,7 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
         }
     if "overlap" in by_kind:
         table["contention"] = _round(by_kind["overlap"][0].timing.seconds)
-    if "waiting" in by_kind:
-        table["waiting"] = _round(by_kind["waiting"][0].timing.seconds)
+    if "shard" in by_kind:
         table["shard_us"] = _round(by_kind["shard"][0].timing.seconds / MICRO)
     if device.startswith("cuda"):
         table["fragmentation"] = _round(reserved_beside_tensors(device))

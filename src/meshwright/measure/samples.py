@@ -48,6 +48,8 @@ class Scale:
     parameters: int  # of an optimizer's step
     copied: int  # bytes
     larger: tuple[tuple[int, int], ...] = ()  # (tokens, width) of passes that no cache holds
+    vocabulary: tuple[tuple[int, int, int], ...] = ()  # (tokens, width, words) of products beyond the widths
+    blocks: tuple[tuple[int, int], ...] = ()  # (width, tokens) of whole blocks
 
 
 ACCELERATOR = Scale(
@@ -56,7 +58,8 @@ ACCELERATOR = Scale(
 )  # fmt: skip
 PROCESSOR = Scale(
     (64, 256, 1024, 4096), (32, 64, 128, 256, 512, 1024), (32, 64, 128, 256, 512), ((4, 16), (8, 32), (8, 64)), 2**22,
-    2**24, ((16384, 1024), (32768, 1024), (65536, 1024)),
+    2**24, ((16384, 1024), (32768, 1024), (65536, 1024)), ((512, 768, 16384), (1024, 512, 32768)),
+    ((128, 512), (256, 1024), (512, 1024)),
 )  # fmt: skip
 
 
@@ -77,14 +80,21 @@ def products(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
             for n in scale.widths[:: 2 if k > scale.widths[2] else 1]:
                 if m * k * n > largest:
                     continue
-                for shape in ((m, k, n), (k, m, n)) if m == scale.tokens[-2] else ((m, k, n),):
-                    yield _product(device, kind, precision, *shape)
+                yield _product(device, kind, precision, m, k, n)
+                if m == scale.tokens[-2]:
+                    yield _product(device, kind, precision, k, m, n, across=True)
+    for m, k, n in scale.vocabulary:
+        yield _product(device, kind, precision, m, k, n)
+        yield _product(device, kind, precision, n, m, k, across=True)
 
 
-def _product(device: str, kind: torch.dtype, precision: str, m: int, k: int, n: int) -> Sample:
+def _product(device: str, kind: torch.dtype, precision: str, m: int, k: int, n: int, *, across: bool = False) -> Sample:
+    """`across`: both sides lie across, as weight gradients find them."""
     sets = max(3, min(_MOST, _TURNS // ((m + n) * k * kind.itemsize)))
     a = [torch.randn(m, k, device=device, dtype=kind) for _ in range(sets)]
     b = [torch.randn(n, k, device=device, dtype=kind) for _ in range(sets)]
+    if across and precision != "fp8":  # which only takes them along
+        a, b = ([x.t().contiguous().t() for x in side] for side in (a, b))
     turn = _turns(sets)
     if precision == "fp8":
         one = torch.ones((), device=device)

@@ -22,8 +22,8 @@ from meshwright.cluster import Cluster
 from meshwright.cluster.detect import detect
 from meshwright.errors import MeshwrightError
 from meshwright.measure import links
-from meshwright.measure.layers import Compared, compare
-from meshwright.measure.profile import TooNoisy, check, device_table, link_tables, measurements
+from meshwright.measure.layers import Compared, beside_kernels, compare
+from meshwright.measure.profile import TooNoisy, check, device_table, link_tables, measurements, slower
 from meshwright.measure.progress import bar
 from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
@@ -133,7 +133,9 @@ def _join(world: int) -> _Here:
     if world > 1:
         dist.init_process_group("nccl" if device != "cpu" else "gloo")
     (group,) = detect(workers).table["group"]
-    return _Here(dist.get_rank() if world > 1 else 0, device, socket.gethostname(), group)
+    # Two nodes may have one name, as containers often do: launchers number them.
+    host = f"{os.environ.get('GROUP_RANK', '')} {socket.gethostname()}"
+    return _Here(dist.get_rank() if world > 1 else 0, device, host, group)
 
 
 def _gathered(here: _Here, world: int) -> list[_Here]:
@@ -204,6 +206,9 @@ def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) 
         found = {name.removesuffix(f" @ {kind}"): s for name, s in state.done.items() if name.endswith(f" @ {kind}")}
         (plain,) = Cluster.from_table({"group": [row]}).groups
         row["measured"] = device_table(found, here.device, how)
+        if seen := found.get("blocks"):
+            priced = Cluster.from_table({"group": [row]})
+            row["measured"] = slower(row["measured"], beside_kernels(seen, priced, here.device))
         row["link"] = link_tables(plain.links, found)
     table = {"name": platform.node() or "this machine", "group": groups}
     cluster = Cluster.from_table(table, file=output)

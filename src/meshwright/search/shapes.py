@@ -74,6 +74,11 @@ class Setting:
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
 
     @cached_property
+    def hides(self) -> Runtime:
+        """The runtime as it is on these devices."""
+        return self.runtime.on(self.job.cluster.groups[0].device)
+
+    @cached_property
     def blocking(self) -> float:
         return 0.0 if self.runtime.overlap_pipeline else 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwright.run.collectives import exchanged, shifted
+from meshwright.run.collectives import Line, exchanged, shifted
 from meshwright.run.models.context import Context
 from meshwright.run.models.ring import ring_attention
 from meshwright.run.torch_private import packed_attention
@@ -33,9 +34,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, s
     line = context.lane.ulysses
     if line.size > 1:
         k, v = (_enough(part, line.size) for part in (k, v))
-        q, k, v = (exchanged(part, line, 2, 1) for part in (q, k, v))
+        q, k, v = _to_heads((q, k, v), line)
     found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
     return exchanged(found, line, 1, 2)
+
+
+def _to_heads(parts: Sequence[Tensor], line: Line) -> list[Tensor]:
+    """Queries, keys and values of own tokens and all heads for those of all tokens and own heads, in one exchange."""
+    mine = [part.unflatten(2, (line.size, -1)).flatten(3) for part in parts]  # (batch, tokens, member, width)
+    joined = exchanged(torch.cat(mine, dim=3), line, 2, 1).squeeze(2)
+    own = joined.split([part.shape[3] for part in mine], dim=2)
+    return [x.unflatten(2, (-1, part.shape[3])) for x, part in zip(own, parts, strict=True)]
 
 
 def _enough(x: Tensor, members: int) -> Tensor:
