@@ -1,0 +1,264 @@
+"""The language of codecs: arithmetic on the numbers of a gradient, traced once and compiled for every kind of device.
+
+An algorithm is two functions. `encode` gets the gradient and returns what is sent, by name; `decode` gets that back and
+returns the gradient. Each value belongs to every number, to every block of so many numbers, to the whole gradient, or to
+those numbers that were chosen; arithmetic spreads the coarser over the finer.
+
+>>> def encode(g):
+...     return {"positive": pack(g >= 0, bits=1), "scale": mean(magnitude(g))}
+>>> def decode(m):
+...     return where(m["positive"] > 0, m["scale"], -m["scale"])
+>>> sent = encode(gradient())
+>>> sent["scale"].over, sent["positive"].bits
+('gradient', 1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.errors import InputError
+
+Operand = "Node | float | int"
+ORDER = ("constant", "gradient", "block", "number")  # from coarse to fine; "chosen" mixes with none but the first two
+ELEMENTWISE = frozenset(
+    ["add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge", "eq", "and", "or", "not", "neg", "abs", "floor",
+     "round", "sqrt", "where", "float", "int", "half", "bfloat"]
+)  # fmt: skip
+BOOLEAN = frozenset(["lt", "le", "gt", "ge", "eq", "and", "or", "not"])
+REDUCTIONS = frozenset(["total", "largest", "smallest"])
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A value that the compiled program will hold; nothing is computed while an algorithm is traced."""
+
+    op: str
+    args: tuple[Node, ...] = ()
+    over: str = "number"  # number, block, gradient, chosen, constant
+    kind: str = "float"  # float, int, bool
+    block: int = 0  # numbers of a block, where it belongs to blocks
+    value: float = 0.0  # of a constant; the part of a threshold or choice
+    name: str = ""  # of a field that is read
+
+    def __add__(self, other: Any) -> Node:
+        return _two("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return _two("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return _two("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return _two("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return _two("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return _two("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return _two("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return _two("div", other, self)
+
+    def __neg__(self) -> Node:
+        return _made("neg", self)
+
+    def __lt__(self, other: Any) -> Node:
+        return _two("lt", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return _two("le", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return _two("gt", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return _two("ge", self, other)
+
+    def __and__(self, other: Any) -> Node:
+        return _two("and", self, other)
+
+    def __or__(self, other: Any) -> Node:
+        return _two("or", self, other)
+
+    def __invert__(self) -> Node:
+        return _made("not", self)
+
+    def __bool__(self) -> bool:
+        raise InputError("a traced value has no truth of its own", field="codec", valid="where(condition, one, other)")
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Small whole numbers, so many bits each, one for every number of the gradient."""
+
+    node: Node
+    bits: int
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Numbers that pass a test, the first of them in their order, at most a part of all."""
+
+    mask: Node
+    part: float
+
+    def take(self, node: Node) -> Node:
+        """A value of the chosen numbers."""
+        if node.over not in {"number", "block"}:
+            raise InputError(f"a value of every {node.over} cannot be taken", field="take", valid="one of every number")
+        return Node("take", (self.mask, node), "chosen", node.kind, value=self.part)
+
+    @property
+    def index(self) -> Node:
+        """Where the chosen numbers are."""
+        return self.take(index())
+
+
+def gradient() -> Node:
+    """The numbers to encode."""
+    return Node("gradient")
+
+
+def index() -> Node:
+    """0, 1, 2 ... of the numbers of a gradient."""
+    return Node("index", kind="int")
+
+
+def count() -> Node:
+    """How many numbers the gradient has."""
+    return Node("count", over="gradient", kind="int")
+
+
+def uniform() -> Node:
+    """A number from [0, 1) for every number: a hash of its place and the seed, the same on every device."""
+    return Node("uniform")
+
+
+def constant(value: float) -> Node:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return Node("constant", over="constant", kind="int" if whole else "float", value=float(value))
+
+
+def magnitude(x: Node) -> Node:
+    return _made("abs", x)
+
+
+def floor(x: Node) -> Node:
+    """The next whole number below, still a float."""
+    return _made("floor", x)
+
+
+def nearest(x: Node) -> Node:
+    """The nearest whole number, the even one of two, still a float."""
+    return _made("round", x)
+
+
+def root(x: Node) -> Node:
+    return _made("sqrt", x)
+
+
+def smaller(x: Any, y: Any) -> Node:
+    return _two("min", x, y)
+
+
+def larger(x: Any, y: Any) -> Node:
+    return _two("max", x, y)
+
+
+def where(condition: Node, one: Any, other: Any) -> Node:
+    """`one` where the condition holds, `other` elsewhere."""
+    return _made("where", condition, _node(one), _node(other))
+
+
+def half(x: Node, *, bfloat: bool = False) -> Node:
+    """Rounded to 16 bits; stored as such where it is sent."""
+    return _made("bfloat" if bfloat else "half", x)
+
+
+def total(x: Node, block: int = 0) -> Node:
+    """The sum over the gradient, or over every block of so many numbers."""
+    return _reduced("total", x, block)
+
+
+def largest(x: Node, block: int = 0) -> Node:
+    return _reduced("largest", x, block)
+
+
+def smallest(x: Node, block: int = 0) -> Node:
+    return _reduced("smallest", x, block)
+
+
+def mean(x: Node) -> Node:
+    """The mean over the gradient."""
+    return total(x) / count()
+
+
+def agreed(x: Node) -> Node:
+    """The largest value of a gradient over all processes: they tell each other before anything is encoded."""
+    if x.over != "gradient":
+        raise InputError(f"belongs to every {x.over}", field="agreed", valid="one value of the whole gradient")
+    return Node("agreed", (x,), "gradient", x.kind)
+
+
+def threshold(x: Node, part: float) -> Node:
+    """The value that about a part of the (positive) numbers reach, never more of them than that part."""
+    if not 0 < part <= 1:
+        raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
+    return Node("threshold", (x,), "gradient", value=part)
+
+
+def choose(mask: Node, part: float) -> Choice:
+    """The numbers that pass a test: the first of them, at most a part of all (one at least)."""
+    if mask.kind != "bool" or mask.over != "number":
+        raise InputError("is no test of every number", field="choose", valid="such as magnitude(g) >= 0.1")
+    return Choice(mask, part)
+
+
+def pack(x: Node, bits: int) -> Packed:
+    """Whole numbers from 0 to 2^bits - 1, or tests (1 bit)."""
+    if x.over != "number" or bits not in {1, 2, 4, 8, 16}:
+        raise InputError(f"{bits} bits of every {x.over}", field="pack", valid="1, 2, 4, 8 or 16 bits of every number")
+    return Packed(_made("int", x) if x.kind != "int" else x, bits)
+
+
+def spread(index: Node, value: Node) -> Node:
+    """Chosen values in their places, nothing elsewhere."""
+    return Node("spread", (index, value))
+
+
+def _node(x: Any) -> Node:
+    return x if isinstance(x, Node) else constant(x)
+
+
+def _two(op: str, x: Any, y: Any) -> Node:
+    return _made(op, _node(x), _node(y))
+
+
+def _made(op: str, *args: Node) -> Node:
+    """An elementwise operation; its result belongs to what the finest of its operands does."""
+    overs = {arg.over for arg in args}
+    if "chosen" in overs and overs & {"number", "block"}:
+        raise InputError("mixes chosen numbers with all of them", field=op, valid="choice.take(...) first")
+    over = "chosen" if "chosen" in overs else max(overs, key=ORDER.index)
+    blocks = {arg.block for arg in args if arg.block}
+    if len(blocks) > 1:
+        raise InputError(f"mixes blocks of {sorted(blocks)}", field=op, valid="blocks of one size")
+    values = args[1:] if op == "where" else args
+    whole = all(arg.kind != "float" for arg in values) and op not in {"div", "sqrt", "float", "half", "bfloat"}
+    kind = "bool" if op in BOOLEAN else "int" if op == "int" or whole else "float"
+    return Node(op, args, over, kind, max(blocks, default=0))
+
+
+def _reduced(op: str, x: Node, block: int) -> Node:
+    if x.over != "number":
+        raise InputError(f"a value of every {x.over} is reduced", field=op, valid="one of every number")
+    if block and (block < 32 or block & (block - 1)):
+        raise InputError(f"is {block}", field="block", valid="a power of two from 32")
+    return Node(op, (x,), "block" if block else "gradient", x.kind if x.kind == "int" else "float", block)
