@@ -17,6 +17,8 @@ from meshwright.measure.profile import TooNoisy, check
 from meshwright.measure.samples import Sample, Scale
 from meshwright.measure.timing import Timing
 
+LINK = {"kind": "memory", "topology": "all-to-all", "bandwidth_gb_s": 1.0, "latency_us": 1.0}
+AT_ONCE = {f"{kind}_gb_s": 1.0 for kind in ("reduce", "gather", "exchange", "send")} | {"step_us": 0, "start_us": 0}
 SMALL = Scale(
     (16, 64), (16, 32, 64), (16, 32), ((2, 16),), 2**12, 2**12, vocabulary=((16, 16, 64),), blocks=((128, 16),)
 )
@@ -156,7 +158,7 @@ def test_an_unknown_precision_is_named() -> None:
 @pytest.mark.parametrize(("zero", "per_step", "per_micro_batch"), [(0, 0, 0), (1, 2, 0), (2, 1, 1), (3, 0, 3)])
 def test_sharded_layers_take_the_time_of_the_host(zero: int, per_step: int, per_micro_batch: int) -> None:
     """Measured: two gathers and a scatter. ZeRO 1 does one of each in a step, ZeRO 3 all in every micro-batch."""
-    row = {"device": "cpu", "nodes": 1, "devices_per_node": 2}
+    row = {"device": "cpu", "nodes": 1, "devices_per_node": 2, "link": [{**LINK, "measured": AT_ONCE}]}
     plain, busy = (
         mw.Cluster.from_table({"group": [{**row, "measured": {"issues_alone": True, **more}}]})
         for more in ({}, {"shard_us": 6000.0})
@@ -172,20 +174,11 @@ def test_sharded_layers_take_the_time_of_the_host(zero: int, per_step: int, per_
 
 def test_nothing_hides_on_processors() -> None:
     """`fully_shard` waits for its collectives there: a slower link delays the whole step by what it is slower."""
-    measured = {
-        "reduce_gb_s": 1.0,
-        "gather_gb_s": 1.0,
-        "exchange_gb_s": 1.0,
-        "send_gb_s": 1.0,
-        "step_us": 0,
-        "start_us": 0,
-    }
-    link = {"kind": "memory", "topology": "all-to-all", "bandwidth_gb_s": 1.0, "latency_us": 0.0, "span": 2}
     row = {"device": "cpu", "nodes": 1, "devices_per_node": 2, "measured": {"issues_alone": True}}
     times = []
     for rate in (1.0, 0.5):
-        seen = {**measured, "gather_gb_s": rate}
-        cluster = mw.Cluster.from_table({"group": [{**row, "link": [{**link, "measured": seen}]}]})
+        seen = {**AT_ONCE, "gather_gb_s": rate}
+        cluster = mw.Cluster.from_table({"group": [{**row, "link": [{**LINK, "measured": seen}]}]})
         job = mw.Job(mw.Model.preset("tiny-llama"), cluster, 8, 64, "fp32")
         times.append(mw.estimate(job, {"dp": 2, "zero": 1, "micro_batches": 1}).step_seconds)
     moved = 2 * 4 * job.model.parameters / 2  # gradients scattered, parameters gathered: half of float32 each way

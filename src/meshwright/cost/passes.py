@@ -109,6 +109,7 @@ def _sharding(layer: Layer, ways: Ways, site: Site) -> tuple[Array, Array]:
         used = (shards > 1) & (held.count > 0)
         inside, _ = halves(held.replicas.joined, shards, held.replicas.count)
         per_byte, once = gather_parts(site.fabric, shards, inside)
+        once = 0.0 if site.shard else once  # measured with layers of next to no bytes, which is latency and all
         gather = gather + (used & (zero == 3)) * (held.count * site.parameter_bytes * per_byte + once)
         scatter = scatter + (used & (zero >= 2)) * (held.trained * site.gradient_bytes * per_byte + once)
     return gather, scatter
