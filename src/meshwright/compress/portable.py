@@ -14,6 +14,7 @@ class PortableBatch(Batch):
     """Gradients that are encoded one after the other."""
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
+        self.check(None, flat, residual)
         for i, part in enumerate(self._parts(flat)):
             self.agreed[i] = measured(self.program, part, self._part(residual, i), np.float32)
 
@@ -32,7 +33,7 @@ class PortableBatch(Batch):
                 kept[:] = left
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:
-        self.check(message, out, reading=True)
+        self.check(message, out, out=True)
         for i, count in enumerate(self.counts):
             said = message[self.places[i] : self.places[i + 1]].numpy()
             value = torch.from_numpy(decoded(self.program, said, count, agreed=float(self.agreed[i]), real=np.float32))
