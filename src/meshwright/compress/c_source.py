@@ -388,6 +388,7 @@ class Decoder(Writer):
             "(void)agreed; (void)end;",
         )
         self._fields()
+        self._coarse("gradient", "0")
         scalars = [node for node in walk(result) if node.over == "gradient" and node.op not in {"field", "count"}]
         self.line(*(self.declared(node) for node in scalars))
         if result.op == "spread":
@@ -411,13 +412,20 @@ class Decoder(Writer):
     def field_name(self, node: Node) -> str:
         i = next(i for i, one in enumerate(self.program.fields) if one.name == node.name)
         one = self.program.fields[i]
-        if not one.sent:
-            return "agreed[0]"
-        if one.bits < 8:
-            return f"u{i}[i]"
-        place = {"number": "base + i", "block": f"base / {self.unit}", "gradient": "0", "chosen": "i"}[one.over]
-        word = f"f{i}[{place}]"
+        if one.over in {"gradient", "block"}:
+            return f"s{i}"
+        return f"u{i}[i]" if one.bits < 8 else self._read(i, "base + i" if one.over == "number" else "i")
+
+    def _read(self, i: int, place: str) -> str:
+        one = self.program.fields[i]
+        word = f"f{i}[{place}]" if one.sent else "agreed[0]"
         return f"from_{one.dtype}({word})" if one.dtype in {"f16", "bf16"} else word
+
+    def _coarse(self, over: str, place: str) -> None:
+        """Values of a gradient or block, read before the loops: as memory, they might change while those write."""
+        for i, one in enumerate(self.program.fields):
+            if one.over == over:
+                self.line(f"const {'float' if 'f' in one.dtype else 'int32_t'} s{i} = {self._read(i, place)};")
 
     def _scattered(self, spread: Node, base: str, end: str, target: str) -> None:
         """Chosen values from the i-th on, written where they belong; a damaged message has places outside."""
@@ -439,6 +447,7 @@ class Decoder(Writer):
             f"for (int64_t base = 0; base < n; base += {self.unit}) {{",
             f"const int64_t m = least({self.unit}, n - base);",
         )
+        self._coarse("block", f"base / {self.unit}")
         self.blocks([result])
         for i, one in enumerate(self.program.fields):
             if one.bits < 8:
