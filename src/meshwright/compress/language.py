@@ -15,12 +15,14 @@ those numbers that were chosen; arithmetic spreads the coarser over the finer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import InputError
 
-Operand = "Node | float | int"
+Fields = Mapping[str, "Node"]  # what `decode` reads
+Sent = Mapping[str, "Node | Packed"]  # what `encode` returns
 ORDER = ("constant", "gradient", "block", "number")  # from coarse to fine; "chosen" mixes with none but the first two
 ELEMENTWISE = frozenset(
     ["add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge", "eq", "and", "or", "not", "neg", "abs", "floor",
@@ -41,6 +43,7 @@ class Node:
     block: int = 0  # numbers of a block, where it belongs to blocks
     value: float = 0.0  # of a constant; the part of a threshold or choice
     name: str = ""  # of a field that is read
+    every: int = 1  # of a threshold: one in so many runs of numbers is looked at
 
     def __add__(self, other: Any) -> Node:
         return _two("add", self, other)
@@ -100,6 +103,7 @@ class Packed:
 
     node: Node
     bits: int
+    signed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,29 +211,46 @@ def agreed(x: Node) -> Node:
     return Node("agreed", (x,), "gradient", x.kind)
 
 
-def threshold(x: Node, part: float) -> Node:
-    """The value that about a part of the (positive) numbers reach, never more of them than that part."""
+def threshold(x: Node, part: float, every: int = 1) -> Node:
+    """The value that about a part of the (positive) numbers reach, more of them only where many are equal. With `every`,
+    one in so many runs of 32 numbers is looked at, as long as there are enough of them: an estimate, much cheaper."""
+    if x.over != "number" or x.kind != "float":
+        raise InputError(f"of {x.kind}s of every {x.over}", field="threshold", valid="floats, one of every number")
     if not 0 < part <= 1:
         raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
-    return Node("threshold", (x,), "gradient", value=part)
+    if every < 1:
+        raise InputError(f"is {every}", field="every", valid="1 or more")
+    return Node("threshold", (x,), "gradient", value=part, every=every)
 
 
 def choose(mask: Node, part: float) -> Choice:
     """The numbers that pass a test: the first of them, at most a part of all (one at least)."""
     if mask.kind != "bool" or mask.over != "number":
         raise InputError("is no test of every number", field="choose", valid="such as magnitude(g) >= 0.1")
+    if not 0 < part <= 1:
+        raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
     return Choice(mask, part)
 
 
-def pack(x: Node, bits: int) -> Packed:
-    """Whole numbers from 0 to 2^bits - 1, or tests (1 bit)."""
-    if x.over != "number" or bits not in {1, 2, 4, 8, 16}:
-        raise InputError(f"{bits} bits of every {x.over}", field="pack", valid="1, 2, 4, 8 or 16 bits of every number")
-    return Packed(_made("int", x) if x.kind != "int" else x, bits)
+def pack(x: Node, bits: int, *, signed: bool = False) -> Packed:
+    """Whole numbers from 0 to 2^bits - 1, or tests (1 bit); what lies outside becomes the nearest that fits. With `signed`
+    (8 or 16 bits) they are less than 2^(bits - 1) away from 0, and messages can be added."""
+    widths = (8, 16) if signed else (1, 2, 4, 8, 16)
+    if not isinstance(x, Node) or x.over != "number" or bits not in widths:
+        of = f"every {x.over}" if isinstance(x, Node) else "a plain value"
+        raise InputError(f"{bits} bits of {of}", field="pack", valid=f"{widths} bits of every number")
+    if x.kind == "bool":
+        return Packed(_made("int", x), bits, signed)
+    most = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
+    return Packed(_made("int", smaller(larger(x, -most if signed else 0), most)), bits, signed)
 
 
 def spread(index: Node, value: Node) -> Node:
     """Chosen values in their places, nothing elsewhere."""
+    if index.over != "chosen" or value.over != "chosen":
+        raise InputError(
+            "spreads what was not chosen", field="spread", valid="m['index'] and a value of choice.take(...)"
+        )
     return Node("spread", (index, value))
 
 

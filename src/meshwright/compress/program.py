@@ -8,33 +8,44 @@ residual is one more result of the last pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from meshwright.compress.language import REDUCTIONS, Node, Packed
+from meshwright.compress.language import REDUCTIONS, Node, Packed, Sent, gradient
 from meshwright.errors import InputError
 
-Sent = Mapping[str, "Node | Packed"]
 _HALVES = {"half": "f16", "bfloat": "bf16"}
 ALIGN = 16  # bytes: every part of a message begins at a multiple of it, so that wide loads work
+
+# How a threshold is searched: the bracket begins as [0, largest]; the first round tries largest / 2, / 4 ... / 2^15, since
+# magnitudes span decades, the others lo + (hi - lo) * j / 16 (one product, one sum, float32). Each keeps the narrowest
+# bracket whose lower end is reached by more than k numbers. The answer is the upper end.
+ROUNDS = 3
+SMALLEST = 2.0**-126  # the answer where not even k numbers are positive
+RUN = 32  # numbers of a run, of which a sampled threshold looks at one in `every`
+ENOUGH = 65536  # numbers that a sample has at least
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One part of a message."""
+    """One part of a message. Code `i` of `b` bits begins at bit `i * b` of it, low bits first."""
 
     name: str
     node: Node  # what is stored
     over: str  # number (packed), block, gradient, chosen
-    dtype: str  # f32, i32, f16, bf16; u1, u2, u4, u8, u16 of packed codes
+    dtype: str  # f32, i32, f16, bf16; u1, u2, u4, u8, u16, i8, i16 of packed codes
     block: int = 0
     part: float = 0.0  # of the numbers, that are chosen at most
 
     @property
     def bits(self) -> int:
         return int(self.dtype.removeprefix("bf").lstrip("ufi"))
+
+    @property
+    def sent(self) -> bool:
+        """Whether it is in the message: what all have agreed on is not, every process has it already."""
+        return self.node.op != "agreed"
 
     def length(self, numbers: int) -> int:
         """How many values it has, for a gradient of so many numbers."""
@@ -45,7 +56,7 @@ class Field:
         return capacity(numbers, self.part) if self.over == "chosen" else 1
 
     def bytes(self, numbers: int) -> int:
-        return -(-self.length(numbers) * self.bits // 8)
+        return -(-self.length(numbers) * self.bits // 8) if self.sent else 0
 
 
 def capacity(numbers: int, part: float) -> int:
@@ -57,12 +68,26 @@ def capacity(numbers: int, part: float) -> int:
     return min(numbers, max(1, int(numbers * part)))
 
 
+def sampling(numbers: int, every: int) -> tuple[int, int]:
+    """One in how many runs of numbers a sampled threshold looks at, and how many numbers those are.
+
+    >>> sampling(100_000, 64), sampling(1 << 20, 64), sampling(1 << 20, 1)
+    ((1, 100000), (16, 65536), (1, 1048576))
+    """
+    step = max(1, min(every, numbers // ENOUGH))
+    runs, short = divmod(numbers, RUN)
+    whole = -(-runs // step)
+    return step, whole * RUN + (short if runs % step == 0 else 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Pass:
     """One loop over the numbers of every gradient."""
 
     level: int
-    reductions: tuple[Node, ...] = ()  # statistics of whole gradients that it finds; thresholds are found by several passes
+    reductions: tuple[
+        Node, ...
+    ] = ()  # statistics of whole gradients that it finds; thresholds are found by several passes
     fields: tuple[Field, ...] = ()  # parts of the message that it writes
     choice: Node | None = None  # the test whose passing numbers it collects
     result: Node | None = None  # decoded numbers, or with error feedback what the message will say of each
@@ -76,6 +101,8 @@ class Program:
     encoding: tuple[Pass, ...]
     decoding: Pass
     agrees: Node | None  # a statistic that processes agree on before the last passes
+    block: int  # numbers of a block, 0 without blocks
+    sums: str  # the type as which messages can be added and then decoded, "" if they cannot
 
     def layout(self, numbers: int) -> dict[str, int]:
         """Where each field of one gradient's message begins, in bytes; "" is the end. The first four bytes are the flag:
@@ -95,43 +122,62 @@ class Program:
 
 def compiled(encode: Callable[[Node], Sent], decode: Callable[[Mapping[str, Node]], Node]) -> Program:
     """Trace both functions and arrange them in passes."""
-    from meshwright.compress.language import gradient
-
-    fields = tuple(_field(name, what) for name, what in encode(gradient()).items())
-    read = {field.name: _read(field) for field in fields}
-    decoded = decode(read)
-    if decoded.over not in {"number", "block", "gradient", "constant"}:
-        raise InputError(f"decode returns a value of every {decoded.over}", field="decode", valid="of every number")
-    said = composed(decoded, {field.name: field for field in fields})
+    same = Same()
+    sent = encode(gradient())
+    if not isinstance(sent, Mapping) or not sent:
+        raise InputError("returns no fields", field="encode", valid="a dict of what is sent, by name")
+    fields = tuple(_field(name, what, same) for name, what in sent.items())
+    decoded = decode({field.name: _read(field) for field in fields})
+    _check_decoded(decoded)
+    said = same.of(composed(decoded, {field.name: field for field in fields}))
     stops = barriers([field.node for field in fields])
     passes = [Pass(level, tuple(node for node in stops if depth(node) - 1 == level)) for level in range(_last(stops))]
-    tests = {id(mask): mask for field in fields if (mask := chosen_by(field.node))}
+    tests = {id(mask): mask for field in fields if (mask := chosen_by(field.node)) is not None}
     if len(tests) > 1:
-        raise InputError("chooses by several tests", field="encode", valid="one choose(...), whose .take(...) give values")
+        raise InputError(
+            "chooses by several tests", field="encode", valid="one choose(...), whose .take(...) give values"
+        )
     last = Pass(_last(stops), (), fields, next(iter(tests.values()), None), said)
     agreed = [node for node in stops if node.op == "agreed"]
     if len(agreed) > 1:
         raise InputError("agrees on several values", field="encode", valid="one agreed(...)")
-    return Program(fields, (*passes, last), Pass(0, result=decoded), agreed[0] if agreed else None)
+    blocks = {node.block for root in [said, *(field.node for field in fields)] for node in walk(root) if node.block}
+    if len(blocks) > 1:
+        raise InputError(f"has blocks of {sorted(blocks)}", field="encode", valid="blocks of one size")
+    agrees = agreed[0] if agreed else None
+    block = max(blocks, default=0)
+    return Program(fields, (*passes, last), Pass(0, result=decoded), agrees, block, _sums(fields, decoded))
+
+
+def _check_decoded(decoded: Any) -> None:
+    if not isinstance(decoded, Node):
+        raise InputError(f"returns {type(decoded).__name__}", field="decode", valid="a value of every number")
+    if decoded.over not in {"number", "block", "gradient", "constant"} or decoded.kind == "bool":
+        raise InputError(f"returns a {decoded.kind} of every {decoded.over}", field="decode", valid="of every number")
+    for node in walk(decoded):
+        if node.op in {"gradient", "uniform", "take", "threshold", "agreed"} or node.op in REDUCTIONS:
+            raise InputError(f"uses {node.op}", field="decode", valid="fields of the message, arithmetic and spread")
 
 
 def _last(stops: list[Node]) -> int:
     return max((depth(node) for node in stops), default=0)
 
 
-def _field(name: str, what: Node | Packed) -> Field:
+def _field(name: str, what: Node | Packed, same: Same) -> Field:
     if isinstance(what, Packed):
-        return Field(name, what.node, "number", f"u{what.bits}")
-    if what.over in {"number", "constant"}:
-        if what.over == "number" and what.op in _HALVES:
-            return Field(name, what, "number", _HALVES[what.op])
-        if what.over == "number" and what.kind == "float":
-            return Field(name, what, "number", "f32")
-        raise InputError(f"belongs to every {what.over}", field=name, valid="pack(...), half(...), or a coarser value")
+        return Field(name, same.of(what.node), "number", f"{'i' if what.signed else 'u'}{what.bits}")
+    if not isinstance(what, Node):
+        raise InputError(f"is {type(what).__name__}", field=name, valid="pack(...), half(...), or a value")
+    if what.over == "constant" or what.kind == "bool" or (what.over == "number" and what.kind != "float"):
+        raise InputError(f"is a {what.kind} of every {what.over}", field=name, valid="pack(...), half(...), or a float")
+    node = same.of(what)
     dtype = _HALVES.get(what.op, "f32" if what.kind == "float" else "i32")
     if what.op == "take" and what.args[1].op in _HALVES:
         dtype = _HALVES[what.args[1].op]
-    return Field(name, what, what.over, dtype, what.block, what.value if what.over == "chosen" else 0.0)
+    parts = {one.value for one in walk(node) if one.op == "take"} if what.over == "chosen" else {0.0}
+    if len(parts) > 1:
+        raise InputError(f"takes parts of {sorted(parts)}", field=name, valid="one choose(...)")
+    return Field(name, node, what.over, dtype, what.block, parts.pop())
 
 
 def _read(field: Field) -> Node:
@@ -142,43 +188,95 @@ def _read(field: Field) -> Node:
 
 def composed(decoded: Node, fields: Mapping[str, Field]) -> Node:
     """What `decode` will find, in terms of what `encode` has."""
+    if any(node.op == "field" and node.over == "chosen" for node in _outside_spread(decoded)):
+        raise InputError("uses chosen values where they are not spread", field="decode", valid="spread(...)")
 
-    @cache
-    def said(node: Node) -> Node:
+    def found(node: Node, args: tuple[Node, ...]) -> Node:
         if node.op == "field":
-            field = fields[node.name]
-            if field.over == "chosen":
-                raise InputError("uses chosen values where they are not spread", field=node.name, valid="spread(...)")
-            return field.node
+            return untaken(fields[node.name].node)
         if node.op == "spread":
-            field = fields[node.args[1].name] if node.args[1].op == "field" else None
-            if field is None or field.node.op != "take":
-                raise InputError("spreads what was not chosen", field="spread", valid="m['index'] and a field of take(...)")
             # `kept`: whether the pass that collects the chosen numbers has taken this one.
-            return Node("where", (Node("kept", kind="bool"), field.node.args[1], _zero()))
-        if not node.args:
-            return node
-        return Node(node.op, tuple(map(said, node.args)), node.over, node.kind, node.block, node.value, node.name)
+            return Node("where", (Node("kept", kind="bool"), args[1], Node("constant", over="constant")))
+        return _with(node, args)
 
-    return said(decoded)
+    return rebuilt(decoded, found)
 
 
-def _zero() -> Node:
-    return Node("constant", over="constant")
+def _outside_spread(node: Node) -> Iterable[Node]:
+    yield node
+    if node.op != "spread":
+        for arg in node.args:
+            yield from _outside_spread(arg)
+
+
+def untaken(node: Node) -> Node:
+    """A chosen value as one of every number."""
+    return rebuilt(node, lambda one, args: args[1] if one.op == "take" else _with(one, args))
+
+
+def _with(node: Node, args: tuple[Node, ...]) -> Node:
+    if all(one is other for one, other in zip(args, node.args, strict=True)):
+        return node
+    over = "number" if node.over == "chosen" else node.over
+    block = max([node.block, *(arg.block for arg in args)])
+    return Node(node.op, args, over, node.kind, block, node.value, node.name, node.every)
+
+
+def rebuilt(root: Node, made: Callable[[Node, tuple[Node, ...]], Node]) -> Node:
+    """The value that results if every node, operands first, is replaced."""
+    new: dict[int, Node] = {}
+    for node in walk(root):
+        new[id(node)] = made(node, tuple(new[id(arg)] for arg in node.args))
+    return new[id(root)]
+
+
+class Same:
+    """Makes one node of those that are equal, so that nothing is computed twice."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Node] = {}
+
+    def of(self, root: Node) -> Node:
+        return rebuilt(root, self._one)
+
+    def _one(self, node: Node, args: tuple[Node, ...]) -> Node:
+        facts = (node.over, node.kind, node.block, node.value, node.name, node.every)
+        key = (node.op, tuple(map(id, args)), *facts)
+        return self._known.setdefault(key, Node(node.op, args, *facts))
+
+
+def _sums(fields: tuple[Field, ...], decoded: Node) -> str:
+    """Messages can be added if all they hold are numbers of one signed type, and decoding only scales them."""
+    dtypes = {field.dtype for field in fields if field.sent}
+    words = {"i8", "i16", "f16", "bf16", "f32"}
+    held = {field.name for field in fields if field.sent}
+    if len(dtypes) != 1 or not dtypes <= words or any(field.sent and field.over != "number" for field in fields):
+        return ""
+    return dtypes.pop() if _linear(decoded, held) else ""
+
+
+def _linear(node: Node, held: set[str]) -> bool:
+    free = [not any(one.op == "field" and one.name in held for one in walk(arg)) for arg in node.args]
+    if node.op == "field":
+        return node.name in held
+    if node.op == "mul":
+        return any(free[1 - i] and _linear(node.args[i], held) for i in (0, 1))
+    if node.op == "div":
+        return free[1] and _linear(node.args[0], held)
+    return node.op in {"add", "sub", "neg"} and all(_linear(arg, held) for arg in node.args)
 
 
 def chosen_by(node: Node) -> Node | None:
     """The test of a chosen value."""
-    if node.op == "take":
-        return node.args[0]
-    return next((found for arg in node.args if (found := chosen_by(arg))), None)
+    return next((one.args[0] for one in walk(node) if one.op == "take"), None)
 
 
-@cache
 def depth(node: Node) -> int:
     """Passes that must have ended before a value is known."""
-    below = max((depth(arg) for arg in node.args), default=0)
-    return below + (is_barrier(node))
+    depths: dict[int, int] = {}
+    for one in walk(node):
+        depths[id(one)] = max((depths[id(arg)] for arg in one.args), default=0) + is_barrier(one)
+    return depths[id(node)]
 
 
 def is_barrier(node: Node) -> bool:
@@ -188,22 +286,13 @@ def is_barrier(node: Node) -> bool:
 
 def barriers(nodes: list[Node]) -> list[Node]:
     """Every statistic of whole gradients on which some values depend, each once, those first that others need."""
-    found: dict[int, Node] = {}
-
-    def visit(node: Node) -> None:
-        for arg in node.args:
-            visit(arg)
-        if is_barrier(node):
-            found.setdefault(id(node), node)
-
-    for node in nodes:
-        visit(node)
+    found = {id(node): node for root in nodes for node in walk(root) if is_barrier(node)}
     return sorted(found.values(), key=depth)
 
 
 def walk(node: Node) -> list[Node]:
     """A value and all it is made of, operands first, each once."""
-    found: dict[int, Any] = {}
+    found: dict[int, Node] = {}
 
     def visit(one: Node) -> None:
         if id(one) not in found:

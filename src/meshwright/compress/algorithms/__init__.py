@@ -1,0 +1,1 @@
+"""One algorithm in each file, found by its name: `encode` and `decode`, whose keywords are its options."""

@@ -1,0 +1,16 @@
+"""Low rank (Vogels et al. 2019): matrix products and two rounds of messages, which `lowrank.LowRank` has."""
+
+from typing import NoReturn
+
+from meshwright.compress.language import Fields, Node
+from meshwright.errors import InputError
+
+ROUNDS = 2
+
+
+def encode(g: Node, *, rank: int = 4) -> NoReturn:
+    raise InputError("has two rounds", field="powersgd", valid="meshwright.compress.lowrank.LowRank")
+
+
+def decode(m: Fields) -> NoReturn:
+    raise InputError("has two rounds", field="powersgd", valid="meshwright.compress.lowrank.LowRank")

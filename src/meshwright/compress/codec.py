@@ -1,0 +1,133 @@
+"""Codecs by name, with their options; the algorithms are the files of the folder `algorithms`."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from meshwright.compress import algorithms
+from meshwright.compress.program import Program, compiled
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshwright.compress.batch import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Codec:
+    """An algorithm with its options. A new one needs two functions and no registration.
+
+    >>> from meshwright.compress.language import largest, magnitude, nearest, pack
+    >>> def encode(g, *, levels=7):
+    ...     top = largest(magnitude(g))
+    ...     return {"code": pack(nearest(g / top * levels) + levels, bits=4), "top": top}
+    >>> def decode(m, *, levels=7):
+    ...     return (m["code"] - levels) * m["top"] / levels
+    >>> Codec("mine", encode, decode).bytes([1000])  # a head, 4 bits each, the largest; 16 bytes at least for each
+    544
+    """
+
+    name: str
+    encode: Callable[..., Any]
+    decode: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 1  # messages that are exchanged, one after the other; batches are made of codecs with one round
+
+    @cached_property
+    def program(self) -> Program:
+        """Both functions, traced."""
+        given = dict(self.options)
+        try:
+            return compiled(
+                *(
+                    partial(one, **{k: v for k, v in given.items() if k in _keywords(one)})
+                    for one in (self.encode, self.decode)
+                )
+            )
+        except InputError as wrong:
+            raise wrong.at(file=f"codec {self.name}") from None
+
+    @property
+    def summable(self) -> bool:
+        """Whether messages can be added, as numbers of the type `program.sums`, and decoded after that."""
+        return bool(self.program.sums)
+
+    def bytes(self, counts: Iterable[int]) -> int:
+        """How long the message for gradients of so many numbers is."""
+        return sum(self.program.layout(count)[""] for count in counts)
+
+    def batch(self, counts: Sequence[int], device: Any = "cpu", dtype: torch.dtype | None = None) -> Batch:
+        """What encodes and decodes gradients of these sizes at once: C or NumPy on a CPU, Triton elsewhere."""
+        import torch
+
+        arguments = (self.program, counts, torch.device(device), dtype or torch.float32)
+        if torch.device(device).type == "cuda":
+            from meshwright.compress.triton_backend import TritonBatch
+
+            return TritonBatch(*arguments)
+        from meshwright.compress.native import NativeBatch, compiler
+
+        if compiler():
+            return NativeBatch(*arguments)
+        from meshwright.compress.portable import PortableBatch
+
+        return PortableBatch(*arguments)
+
+
+def codecs() -> dict[str, Codec]:
+    """Every algorithm that is shipped, by name, with its usual options.
+
+    >>> sorted(codecs())[:5]
+    ['bf16', 'dgc', 'fp16', 'graddrop', 'int4']
+    """
+    modules = (
+        import_module(f"{algorithms.__name__}.{name}") for _, name, _ in pkgutil.iter_modules(algorithms.__path__)
+    )
+    return {codec.name: codec for codec in map(_shipped, modules)}
+
+
+def codec(name: str, **options: Any) -> Codec:
+    """A shipped algorithm, with other options than the usual ones.
+
+    >>> codec("terngrad", bits=4).options
+    {'bits': 4}
+    >>> codec("terngrad", bit=4)
+    Traceback (most recent call last):
+    ...
+    meshwright.errors.InputError: terngrad: unknown option 'bit' (valid: bits)
+    """
+    known = codecs()
+    if name not in known:
+        raise InputError(f"unknown codec '{name}'", field="codec", valid=", ".join(sorted(known)))
+    found = known[name]
+    for option, value in options.items():
+        if option not in found.options:
+            valid = ", ".join(found.options) or "none: it has no options"
+            raise InputError(f"unknown option '{option}'", field=name, valid=valid)
+        _check_kind(name, option, value, found.options[option])
+    return Codec(name, found.encode, found.decode, {**found.options, **options}, found.rounds)
+
+
+def _shipped(module: Any) -> Codec:
+    name = module.__name__.rpartition(".")[2]
+    options = _keywords(module.encode) | _keywords(module.decode)
+    return Codec(name, module.encode, module.decode, options, getattr(module, "ROUNDS", 1))
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a function, as they are usually."""
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
+def _check_kind(name: str, option: str, value: Any, usual: Any) -> None:
+    kinds = (int, float) if isinstance(usual, float) else (type(usual),)
+    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(usual, bool):
+        raise InputError(f"is {value!r}", field=f"{name}.{option}", valid=f"such as {usual!r}")
