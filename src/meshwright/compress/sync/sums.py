@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from meshwright.compress.sync.message import Envelope
-from meshwright.compress.sync.topology import Run
+from meshwright.compress.sync.topology import Run, tell_bad
 from meshwright.compress.sync.wire import Transfer, Wire
+from meshwright.errors import InputError
 
 _SMALL = 1 << 16  # bytes up to which everyone sends all to everyone: one round instead of two
 
@@ -25,7 +26,7 @@ class Plain:
 
     def run(self, run: Run) -> Iterator[Transfer]:
         if run.residual is not None:
-            run.numbers += run.residual
+            run.numbers.add_(run.residual)
             run.residual.zero_()
         if self.wire.size > 1:
             yield self.wire.reduce(run.stamp(0), run.numbers)
@@ -87,41 +88,59 @@ class Summed:
     """A codec whose messages are added as they are and decoded once; what it must agree on is agreed on before."""
 
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
+        dtype = sums_as(codec)
+        assert dtype is not None
+        members = dict(codec.options).get("members", wire.size)
+        if members < wire.size:
+            problem = f"sums of {members} fit, there are {wire.size} processes"
+            raise InputError(problem, field=f"{codec.name}.members", valid=f"{wire.size} or more")
         self.batch = codec.batch(counts, torch.device("cpu"), torch.float32)
-        dtype = getattr(self.batch, "dtype", torch.int32)
+        self._counts = counts
         self._message = torch.zeros(self.batch.bytes, dtype=torch.uint8)
         self._codes = self._message.view(dtype)
         self._total = Total(wire, self._codes.numel(), dtype)
-        agrees = bool(getattr(self.batch, "agrees", False))
+        agrees = codec.program.agrees is not None
         self._agreed = Total(wire, len(counts), torch.float32, largest=True) if agrees else None
         self.rounds = self._total.rounds + (self._agreed.rounds if self._agreed else 0)
 
     def run(self, run: Run) -> Iterator[Transfer]:
-        options: dict[str, Any] = {"residual": run.residual, "seed": run.seed}
-        first = 0
         if self._agreed:
-            options["agreed"] = self.batch.statistics(run.numbers, residual=run.residual)
-            yield from self._agreed.run(run, options["agreed"])
-            first = self._agreed.rounds
-        self.batch.encode(run.numbers, self._message, **options)
-        yield from self._total.run(run, self._codes, first, last=True)
+            self.batch.measure(run.numbers, residual=run.residual)
+            yield from self._agreed.run(run, self.batch.agreed)
+        options: dict[str, Any] = {"agreed": True} if self._agreed else {}
+        self.batch.encode(run.numbers, self._message, residual=run.residual, seed=run.seed, **options)
+        yield from self._total.run(run, self._codes, self._agreed.rounds if self._agreed else 0, last=True)
         self.batch.decode(self._message, run.numbers)
+        tell_bad(self.batch, self._message, self._counts, run.numbers)
+
+
+def sums_as(codec: Any) -> torch.dtype | None:
+    """The whole numbers as which a codec's messages are added; none if they must be decoded first.
+
+    Halves could be added as well, but are better decoded and added in float32.
+    """
+    kinds = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32}
+    return kinds.get(codec.program.sums)
 
 
 class LowRank:
-    """Two rounds of sums of thin factors (PowerSGD). The factors of all members are averaged, so that the sum is wanted
-    back in the end: it is multiplied by their number."""
+    """Two rounds of sums of thin factors (PowerSGD); their mean is taken, and the sum of all gradients returned."""
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
-        self.batch = codec.batch(counts, torch.device("cpu"), torch.float32)
-        self.wire = wire
-        self._totals = [Total(wire, count, torch.float32) for count in self.batch.sizes]
-        self.rounds = sum(total.rounds for total in self._totals)
+    rounds = 4  # at most: each sum takes one or two
+
+    def __init__(self, batch: Any, wire: Wire) -> None:
+        self.batch, self.wire = batch, wire
+        self._totals: list[Total] = []  # made when the first factors are seen
 
     def run(self, run: Run) -> Iterator[Transfer]:
         left = self.batch.first(run.numbers, run.residual)
-        yield from self._totals[0].run(run, left)
+        yield from self._sum(0, left, run)
         right = self.batch.second(left.div_(self.wire.size))
-        yield from self._totals[1].run(run, right, self._totals[0].rounds, last=True)
+        yield from self._sum(1, right, run)
         self.batch.finish(right.div_(self.wire.size), run.numbers)
         run.numbers.mul_(self.wire.size)
+
+    def _sum(self, which: int, factor: Tensor, run: Run) -> Iterator[Transfer]:
+        if len(self._totals) == which:
+            self._totals.append(Total(self.wire, factor.numel(), torch.float32))
+        yield from self._totals[which].run(run, factor.view(-1), 2 * which, last=which == 1)

@@ -53,7 +53,7 @@ class _Part:
     """Numbers that are encoded together, and where they lie in the piece."""
 
     def __init__(self, codec: Any, piece: Piece) -> None:
-        self.start, self.stop = piece.start, piece.stop
+        self.start, self.stop, self._counts = piece.start, piece.stop, piece.counts
         self._batch = codec.batch(piece.counts, torch.device("cpu"), torch.float32)
         self.bytes: int = self._batch.bytes
 
@@ -62,7 +62,19 @@ class _Part:
         self._batch.encode(mine.numbers, into.body, residual=mine.residual, seed=run.seed + self.start)
 
     def decode(self, envelope: Envelope, run: Run, *, add: bool) -> None:
-        self._batch.decode(envelope.body, run.numbers[self.start : self.stop], add=add)
+        numbers = run.numbers[self.start : self.stop]
+        self._batch.decode(envelope.body, numbers, add=add)
+        tell_bad(self._batch, envelope.body, self._counts, numbers)
+
+
+def tell_bad(batch: Any, message: Tensor, counts: tuple[int, ...], numbers: Tensor) -> None:
+    """A gradient that had infinite numbers somewhere becomes NaN everywhere, as it does without compression: loss scalers
+    and guards look for that. Messages of its sum say so again, other gradients are not touched."""
+    flags = batch.flags(message)
+    if flags.any():
+        for flag, numbers_of_one in zip(flags.tolist(), numbers.split(counts), strict=True):
+            if flag:
+                numbers_of_one.fill_(torch.nan)
 
 
 class Gather:
@@ -147,7 +159,7 @@ class Tree:
     """Sums go up a binary tree and the whole comes down as one message: few hops for a few numbers."""
 
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
-        self.wire, self.rounds = wire, 4
+        self.wire, self.rounds = wire, 2
         self._part = _Part(codec, Piece(0, counts))
         self._children = [place for place in (2 * wire.place + 1, 2 * wire.place + 2) if place < wire.size]
         self._above = (wire.place - 1) // 2
