@@ -168,13 +168,17 @@ def test_each_gradient_may_have_its_own_choice() -> None:
 
 
 def test_bytes_are_those_of_the_topology() -> None:
-    """4 ranks, one piece: an all-gather sends 3 messages, scatter and ring 6 quarters, and every one has a head."""
-    body = 4 * (len(COUNTS) + sum(COUNTS))
+    """4 ranks, one piece: all-gather sends 3 messages; scatter a part to each owner and 3 of the own; a tree 1 up or down."""
+
+    def size(counts: tuple[int, ...]) -> int:
+        return 32 + -(-4 * (len(counts) + sum(counts)) // 8) * 8
+
     sent = {name: run(4, Choice(Tiny("exact"), name))[2] for name in TOPOLOGIES}
-    assert sent["gather"] == [3 * (32 + -(-body // 8) * 8)] * 4
-    for name in ("scatter", "ring"):
-        assert all(abs(one - 6 * (32 + body / 4)) < 400 for one in sent[name])
-    assert sent["tree"] == [count * (32 + -(-body // 8) * 8) for count in (2, 2, 1, 1)]  # 0 above 1 and 2, 1 above 3
+    parts = [size(piece.counts) for piece in cut(Piece(0, COUNTS), 4)]
+    assert sent["gather"] == [3 * size(COUNTS)] * 4
+    assert sent["scatter"] == [sum(parts) + 2 * part for part in parts]
+    assert sum(sent["ring"]) == 6 * sum(parts)
+    assert sent["tree"] == [count * size(COUNTS) for count in (2, 2, 1, 1)]  # 0 is above 1 and 2, 1 above 3
 
 
 def bad_one(topology: str) -> list[bool]:
