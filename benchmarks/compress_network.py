@@ -237,7 +237,9 @@ def measured(asked: argparse.Namespace, processes: list[Any], star: Any) -> list
         mbit = statistics.fmean(one["mbit"] for one in ask(processes, {"check": True}))
         print(f"\n{rate or 'no limit'} Mbit/s asked; an all-reduce of 4 MiB carries {mbit:.0f}")
         for model in asked.model:
-            print(f"{model:6} {'mode':22} {'s/step':>8} {'(min-max)':>15} {'MiB/step':>9} {'last loss':>10} {'s to loss':>10}")
+            print(
+                f"{model:6} {'mode':22} {'s/step':>8} {'(min-max)':>15} {'MiB/step':>9} {'last loss':>10} {'s to loss':>10}"
+            )
             for _ in range(asked.repeat):
                 for mode in (*asked.peers, *asked.ours):
                     order = {"model": model, "mode": mode, "steps": asked.steps, "target": asked.target}
@@ -259,10 +261,8 @@ def show(one: dict[str, Any]) -> None:
     low, high = one["spread"]
     reached = "-" if one["reached"] is None else f"{one['reached']:.1f}"
     last = one["losses"][-1] if one["losses"] else float("nan")
-    print(
-        f"{'':6} {one['mode']:22} {one['step']:8.3f} {f'{low:.2f}-{high:.2f}':>15} {one['mib']:9.2f} {last:10.4f} {reached:>10}",
-        flush=True,
-    )
+    times = f"{one['step']:8.3f} {f'{low:.2f}-{high:.2f}':>15}"
+    print(f"{'':6} {one['mode']:22} {times} {one['mib']:9.2f} {last:10.4f} {reached:>10}", flush=True)
 
 
 def main() -> None:

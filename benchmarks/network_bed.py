@@ -1,7 +1,8 @@
 """A small network on one machine: every rank in a network namespace of its own, behind a link of a given rate.
 
 A star: one namespace is the switch, each rank has a cable to it, shaped at both ends. It needs root, Linux and iproute2;
-`usable()` says so. Shaping is tbf with a burst of 256 kB and TCP reno: with a smaller burst, four senders reach half the rate.
+`usable()` says so. Shaping is tbf with a burst of 256 kB and TCP reno; with a smaller burst
+four senders reach half the rate.
 """
 
 from __future__ import annotations

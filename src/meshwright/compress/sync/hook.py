@@ -36,7 +36,9 @@ class Options:
     error_feedback: bool = True  # what a message does not say is said later
     momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
     warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
-    node: int = 1  # processes of a node, adjacent in rank; more than 1: uncompressed among them, compressed between nodes
+    node: int = (
+        1  # processes of a node, adjacent in rank; more than 1: uncompressed among them, compressed between nodes
+    )
     limit: float = 60.0  # seconds that a wait may take
 
     def __post_init__(self) -> None:
@@ -56,7 +58,12 @@ class Synchroniser:
     same buckets in the same order."""
 
     def __init__(
-        self, choice: Choice | Chooser, options: Options | None = None, *, group: Any = None, traffic: Traffic | None = None
+        self,
+        choice: Choice | Chooser,
+        options: Options | None = None,
+        *,
+        group: Any = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.options = options or Options()
         self.step = 0

@@ -77,7 +77,7 @@ def cut(piece: Piece, parts: int) -> list[Piece]:
     """Into so many parts of nearly equal size (some empty where there are too few numbers).
 
     >>> [(part.start, part.counts) for part in cut(Piece(100, (40, 100)), 2)]
-    [(100, (40, 24)), (164, (76,))]
+    [(100, (40, 56)), (196, (44,))]
     """
     each = -(-piece.numbers // (parts * _ALIGN)) * _ALIGN
     edges = [min(i * each, piece.numbers) for i in range(parts)] + [piece.numbers]

@@ -56,7 +56,7 @@ class Wire:
 
     def swap(self, stamp: Stamp, sends: Addressed, receives: Addressed, *, last: bool = False) -> Transfer:
         """Begin to send and to receive; never waits."""
-        works = []
+        works: list[tuple[int, Any, Envelope | None]] = []
         for place, envelope in receives:
             rank = self.members[place]
             work = dist.irecv(envelope.whole, group_src=rank, group=self.group, tag=stamp.tag)
