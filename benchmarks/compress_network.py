@@ -144,9 +144,8 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
     """One run of a mode: seconds of every step, bytes, and when the loss was reached (validation is not counted)."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
     from benchmarks.network_bed import Pace, sent_bytes
+    from torch.nn.parallel import DistributedDataParallel
 
     module, data, loss, learning_rate = MODELS[model]()
     ddp = DistributedDataParallel(module, bucket_cap_mb=1000 if mode.startswith("powersgd") else BUCKET_MB)

@@ -245,7 +245,7 @@ def test_ddp_in_bfloat16_on_gloo() -> None:
 
 
 def test_powersgd_with_several_buckets() -> None:
-    """A rank as large as the matrices is exact; a small one is near, and both replicas are equal. DDP's own hook hangs here."""
+    """A rank as large as the matrices is exact; a small one leaves something, and replicas are equal. DDP's hook hangs."""
     plain = pool(2).run(trained, None, torch.float32, 4, {})
     full, low = (pool(2).run(trained, Choice(codec("powersgd", rank=rank)), torch.float32, 4, {}) for rank in (64, 2))
     for one, other in zip(plain[0][0], full[0][0], strict=True):
