@@ -71,9 +71,9 @@ class Writer:
             return f"{one} {'<' if node.op == 'min' else '>'} {other} ? {one} : {other}"
         return {
             "div": "(float){0} / (float){1}",
-            "neg": "-{0}",
+            "neg": "-({0})",
             "not": "!{0}",
-            "abs": "{0} < 0 ? -{0} : {0}",
+            "abs": "{0} < 0 ? -({0}) : {0}",
             "where": "{0} ? {1} : {2}",
             "float": "(float){0}",
             "int": "(int32_t){0}",
