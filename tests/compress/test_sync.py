@@ -199,6 +199,33 @@ def test_infinite_numbers_are_told_to_all_and_not_spread(topology: str) -> None:
     assert pool(3).run(bad_one, topology) == [[True, True, False, True, True]] * 3
 
 
+def in_given_nodes() -> np.ndarray:
+    """Nodes that are not made of adjacent ranks: even and odd ones."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    sync = Synchroniser(Choice(Tiny("exact"), "ring"), Options(limit=20.0, node=groups[dist.get_rank() % 2]))
+    flat = gradient(dist.get_rank(), 0)
+    sync.submit(flat, ALL).wait()
+    sync.close()
+    return flat.double().numpy()
+
+
+def test_nodes_may_be_given_as_groups() -> None:
+    for found in pool(4).run(in_given_nodes):
+        np.testing.assert_allclose(found, gradients(4, 0).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def uneven_nodes() -> str:
+    try:
+        Synchroniser(Choice(), Options(node=2))
+    except InputError as error:
+        return str(error)
+    return "no error"
+
+
+def test_nodes_of_different_sizes_are_refused() -> None:
+    assert all(said.startswith("node: makes nodes of ranks [(0, 1), (2,)]") for said in pool(3).run(uneven_nodes))
+
+
 # --- DistributedDataParallel
 
 
@@ -224,10 +251,10 @@ def trained(choice: Choice | None, dtype: torch.dtype, steps: int, options: dict
     return [one.detach().float().numpy() for one in ddp.parameters()], kept
 
 
-@pytest.mark.parametrize("topology", ["gather", "scatter"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_ddp_with_an_exact_codec_is_plain_ddp(topology: str) -> None:
     plain = pool(3).run(trained, None, torch.float32, 4, {})
-    ours = pool(3).run(trained, Choice(Tiny("exact"), topology), torch.float32, 4, {})
+    ours = pool(3).run(trained, Choice(Tiny("exact"), topology, piece=512), torch.float32, 4, {})
     for (wanted, _), (found, _) in zip(plain, ours, strict=True):
         for one, other in zip(wanted, found, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -331,13 +358,21 @@ def lose(how: str, topology: str, limit: float) -> tuple[str, tuple[int, ...], i
                     os._exit(1)
                 if how == "hangs":
                     time.sleep(3 * limit)
-                _cut_messages()
+                if how == "is cut":
+                    _cut_messages()
+                if how == "fails":
+                    sync._choice, sync._buckets, SAID["exact"] = Choice(Tiny("exact")), {}, _broken
             begin = time.monotonic()
             sync.submit(gradient(dist.get_rank(), step), ALL, bucket=5).wait()
     except RuntimeError as error:
-        assert isinstance(sync.error, PeerLost)
+        if not isinstance(sync.error, PeerLost):
+            return str(error), (), -1, 0.0
         return str(error), sync.error.peers, sync.error.bucket, time.monotonic() - begin
     return "no error", (), -1, 0.0
+
+
+def _broken(numbers: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no way to say this")
 
 
 def _cut_messages() -> None:
@@ -347,7 +382,13 @@ def _cut_messages() -> None:
 
 @pytest.mark.parametrize(
     ("how", "topology", "limit"),
-    [("dies", "gather", 20.0), ("dies", "ring", 20.0), ("hangs", "ring", 1.5), ("is cut", "scatter", 3.0)],
+    [
+        ("dies", "gather", 20.0),
+        ("dies", "ring", 20.0),
+        ("hangs", "ring", 1.5),
+        ("is cut", "scatter", 3.0),
+        ("fails", "gather", 3.0),
+    ],
 )
 def test_a_lost_peer_is_named_by_all_others(losing: Pool, how: str, topology: str, limit: float) -> None:
     for said, peers, bucket, seconds in answers(losing, lose, how, topology, limit)[:2]:

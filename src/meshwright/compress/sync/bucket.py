@@ -9,21 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
 from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
 from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels
-from meshwright.compress.sync.wire import Transfer, Wire
+from meshwright.compress.sync.wire import Transfer
 
 _MADE: dict[str, Any] = {"gather": Gather, "scatter": Scatter, "ring": Ring, "tree": Tree}
-
-
-@dataclass(frozen=True)
-class Wires:
-    """All processes; and where they are told apart, those of this node and those like this one on other nodes."""
-
-    all: Wire
-    inner: Wire | None = None
-    outer: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ class Bucket:
         if codec is None:
             return Plain(wires.all)
         make = Summed if sums_as(codec) else _MADE[choice.topology]
-        if wires.inner and wires.outer and wires.inner.size > 1:
+        if wires.inner.size > 1:
             return TwoLevels(codec, piece.counts, wires.inner, wires.outer, make)
         made: Topology = make(codec, piece.counts, wires.all)
         return made

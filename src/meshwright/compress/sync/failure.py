@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.distributed import distributed_c10d
@@ -69,8 +69,18 @@ class Witness:
         thread.join(2 * self.grace)
         seen, peers = settled[-1]
         who = ", ".join(f"rank {peer} ({self.names[peer]})" for peer in peers) or "a rank that is not known"
+        if seen.bucket < 0:  # it failed between messages: say where this process stood
+            seen = replace(seen, step=fault.step, bucket=fault.bucket)
         where = f"bucket {seen.bucket} of step {seen.step}"
         return PeerLost(f"{who}: {seen.reason}, {where}", peers=peers, bucket=seen.bucket, step=seen.step)
+
+    def confess(self, error: Exception) -> Exception:
+        """This process itself cannot go on, for instance because a codec failed: others, who wait for it, are told why."""
+        fault = Fault(self.rank, f"failed: {type(error).__name__}: {error}", -1, -1, sure=True)
+        thread = threading.Thread(target=lambda: self.store.set(str(self.rank), json.dumps(asdict(fault))), daemon=True)
+        thread.start()
+        thread.join(self.grace)
+        return error
 
     def _settle(self, fault: Fault) -> tuple[Fault, tuple[int, ...]]:
         self.store.set(str(self.rank), json.dumps(asdict(fault)))

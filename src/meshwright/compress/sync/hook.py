@@ -5,21 +5,20 @@ The same by hand: `ddp.register_comm_hook(Synchroniser(choice), hook)`.
 
 # Annotations are real objects here: DDP looks at those of a hook.
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from meshwright.compress.sync.bucket import Bucket, Gradients, Memory, Wires
+from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
 from meshwright.compress.sync.engine import Engine
-from meshwright.compress.sync.failure import Failed, Witness, default_store
+from meshwright.compress.sync.failure import Failed
+from meshwright.compress.sync.join import joined
 from meshwright.compress.sync.layout import Choice, Chooser
-from meshwright.compress.sync.wire import TAGS, Traffic, Wire
+from meshwright.compress.sync.wire import TAGS, Traffic
 from meshwright.errors import InputError
 
 
@@ -36,9 +35,9 @@ class Options:
     error_feedback: bool = True  # what a message does not say is said later
     momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
     warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
-    node: int = (
-        1  # processes of a node, adjacent in rank; more than 1: uncompressed among them, compressed between nodes
-    )
+    # Processes of a node: a process group, or how many, adjacent in rank. If they are more than one, gradients are summed
+    # uncompressed among them, and compressed between those of equal place in their nodes.
+    node: Any = 1
     limit: float = 60.0  # seconds that a wait may take
 
     def __post_init__(self) -> None:
@@ -48,6 +47,8 @@ class Options:
             raise InputError("needs error feedback", field="momentum", valid="error_feedback=True")
         if not self.limit > 0:
             raise InputError(f"is {self.limit}", field="limit", valid="seconds, more than 0")
+        if isinstance(self.node, int) and self.node < 1:
+            raise InputError(f"is {self.node}", field="node", valid="1 or more processes, or a process group")
         ends = [until for until, _ in self.warm_up]
         if ends != sorted(ends):
             raise InputError(f"ends at {ends}", field="warm_up", valid="steps in rising order")
@@ -69,11 +70,13 @@ class Synchroniser:
         self.step = 0
         self.traffic = traffic or Traffic()
         self._choice = choice
-        self._wires, witness = _joined(group, self.options, self.traffic)
+        self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic)
         self._residuals, self._momenta = Memory(), Memory()
         self._buckets: dict[tuple[int, Gradients, int], Bucket] = {}
         self._tag = 0
-        self._engine = Engine(lambda error: witness.verdict(error.fault) if isinstance(error, Failed) else error)
+        self._engine = Engine(
+            lambda error: witness.verdict(error.fault) if isinstance(error, Failed) else witness.confess(error)
+        )
 
     @property
     def error(self) -> Exception | None:
@@ -101,10 +104,8 @@ class Synchroniser:
     def close(self) -> None:
         """End its threads."""
         self._engine.close()
-        group = self._wires.all.group
-        # A part of the world names its group by its ranks: one made later would meet the addresses of this one.
-        if self.error is None and dist.get_world_size(group) == dist.get_world_size():
-            dist.destroy_process_group(group)
+        if self.error is None:
+            self._wires.close()
 
     def _stage(self) -> int:
         """Of the warm-up; after it, as many as it has."""
@@ -129,28 +130,19 @@ def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def register(ddp: Any, choice: Choice | Chooser, *, group: Any = None, **options: Any) -> Synchroniser:
-    """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`."""
+    """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`.
+
+    >>> import torch
+    >>> from meshwright.compress import codec
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2, bias=False))
+    >>> state = register(ddp, Choice(codec("fp16"), "scatter"), warm_up=((100, Choice()),), limit=20.0)
+    >>> ddp(torch.ones(1, 4)).sum().backward()
+    >>> ddp.module.weight.grad.sum().item(), state.step
+    (8.0, 1)
+    >>> state.close()
+    >>> dist.destroy_process_group()
+    """
     state = Synchroniser(choice, Options(**options), group=group or ddp.process_group)
     ddp.register_comm_hook(state, hook)
     return state
-
-
-def _joined(group: Any, options: Options, traffic: Traffic) -> tuple[Wires, Witness]:
-    """Connections of our own: what is lost here is not to disturb others, nor are tags to meet."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    few, limit = len(ranks) < dist.get_world_size(), timedelta(seconds=options.limit)
-    ours = dist.new_group(ranks, timeout=limit, backend="gloo", use_local_synchronization=few)
-    size, rank = dist.get_world_size(ours), dist.get_rank(ours)
-    if size % options.node:
-        raise InputError(f"{options.node} in {size} processes", field="node", valid="a divisor of their number")
-    names: list[Any] = [None] * size
-    dist.all_gather_object(names, socket.gethostname(), group=ours)
-    store = dist.PrefixStore(f"compress/{ours.group_name}", default_store())
-
-    def wire(members: range) -> Wire:
-        return Wire(ours, tuple(members), members.index(rank), options.limit, traffic)
-
-    node = options.node
-    inside = range(rank - rank % node, rank - rank % node + node)
-    wires = Wires(wire(range(size)), wire(inside), wire(range(rank % node, size, node)))
-    return wires, Witness(store, rank, names, min(2.0, options.limit))

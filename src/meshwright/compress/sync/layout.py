@@ -25,7 +25,7 @@ class Choice:
 
     codec: Any = None
     topology: str = "gather"
-    piece: int = 1 << 19  # 2 MiB of float32: fills a link for longer than a message takes to start
+    piece: int = 1 << 20  # 4 MiB of float32: fills a link for longer than a message takes to start
 
     def __post_init__(self) -> None:
         if self.topology not in TOPOLOGIES:
