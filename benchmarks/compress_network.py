@@ -154,16 +154,17 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
 
     module, data, loss, learning_rate = MODELS[model]()
     ddp = DistributedDataParallel(module, bucket_cap_mb=1000 if "ddp/powersgd" in mode else BUCKET_MB)
-    closed = hooked(ddp, mode, Pace(1e6 * rate) if rate else None)
+    pace = Pace(1e6 * rate) if rate else None
+    closed = hooked(ddp, mode, pace)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate)
     proofs = [data(9, 10**6 + i) for i in range(4)]
     dist.barrier()
     seconds: list[float] = []
     losses: list[float] = []
-    before, counted, reached = sent_bytes(), 0, None
+    before, reached = 0, None
     for step in range(steps):
         if step == EARLY:
-            before, counted = sent_bytes(), closed.traffic.sent if closed else 0
+            before = pace.sent if pace else sent_bytes()
         begin = time.perf_counter()
         x, y = data(rank, step)
         optimizer.zero_grad()
@@ -176,13 +177,12 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
                 losses.append(statistics.fmean(loss(module(x), y).item() for x, y in proofs))
             if losses[-1] <= target and reached is None:
                 reached = sum(seconds)
-    sent = (sent_bytes() - before) / (steps - EARLY)
+    sent = ((pace.sent if pace else sent_bytes()) - before) / (steps - EARLY)
     dist.barrier()
     if closed:
         closed.close()
     return {
         "step": statistics.median(seconds[EARLY:]), "spread": [min(seconds), max(seconds)], "sent": sent,
-        "counted": (closed.traffic.sent - counted) / (steps - EARLY) if closed else None,
         "reached": reached, "losses": losses,
     }  # fmt: skip
 
@@ -261,7 +261,7 @@ def measured(asked: argparse.Namespace, processes: list[Any], star: Any) -> list
 def row(got: list[dict[str, Any]]) -> dict[str, Any]:
     """All ranks as one: the slowest decides."""
     worst = max(got, key=lambda one: one["step"])
-    mib = max(one["sent"] or one["counted"] or 0 for one in got) / 2**20
+    mib = max(one["sent"] for one in got) / 2**20
     reached = None if any(one["reached"] is None for one in got) else max(one["reached"] for one in got)
     return {"step": worst["step"], "spread": worst["spread"], "mib": mib, "losses": worst["losses"], "reached": reached}
 

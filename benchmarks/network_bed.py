@@ -112,9 +112,11 @@ class Pace:
 
     def __init__(self, bits_per_second: float) -> None:
         self._seconds = 8 / bits_per_second if bits_per_second else 0.0
+        self.sent = 0
         self._free = 0.0  # when the link has sent all it was given
 
     def __call__(self, size: int) -> None:
+        self.sent += size
         now = time.monotonic()
         self._free = max(self._free, now) + size * self._seconds
         time.sleep(max(self._free - now, 0.0))

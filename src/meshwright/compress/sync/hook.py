@@ -85,6 +85,9 @@ class Synchroniser:
 
     def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
         """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
+        if flat.device.type != "cpu" or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
+            problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
+            raise InputError(problem, field="bucket", valid="all numbers of its gradients, dense, on the CPU")
         place = (bucket, gradients, self._stage())
         if place not in self._buckets:
             # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
