@@ -108,7 +108,7 @@ def test_gradients_in_half_precision() -> None:
 
 def test_it_is_listed_with_its_two_rounds() -> None:
     assert codecs()["powersgd"].rounds == 2
-    with pytest.raises(InputError, match="two rounds.*LowRank"):
+    with pytest.raises(InputError, match=r"two rounds.*LowRank"):
         codec("powersgd", rank=2).batch([10])
     with pytest.raises(InputError, match="rank: is 0"):
         LowRank(SHAPES, rank=0)
