@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +183,35 @@ def test_bytes_are_those_of_the_topology() -> None:
     assert sent["scatter"] == [sum(parts) + 2 * part for part in parts]
     assert sum(sent["ring"]) == 6 * sum(parts)
     assert sent["tree"] == [count * size(COUNTS) for count in (2, 2, 1, 1)]  # 0 is above 1 and 2, 1 above 3
+
+
+def mixed(counts: tuple[int, ...]) -> list[Choice]:
+    ways = [Choice(Tiny("exact"), name, piece=64) for name in ("ring", "tree", "scatter", "gather")]
+    return [[*ways, Choice(piece=64)][i % 5] for i in range(len(counts))]
+
+
+def hurried(seed: int) -> float:
+    """Far more pieces than may be under way, over all topologies at once, in processes that are late by chance."""
+    rank, late = dist.get_rank(), random.Random(10 * seed + dist.get_rank())
+    sync = Synchroniser(mixed, Options(limit=20.0))
+    worst = 0.0
+    for step in range(5):
+        under_way = []
+        for bucket in range(4):
+            shapes = tuple((random.Random(7 * bucket + i).randint(1, 300),) for i in range(6))
+            flat = torch.full((sum(shape[0] for shape in shapes),), float(rank + bucket + step))
+            keys = tuple((bucket, i) for i in range(6))
+            under_way.append(sync.submit(flat, Gradients(keys, shapes), bucket, last=bucket == 3))
+            time.sleep(0.01 * late.random())
+        for bucket, future in enumerate(under_way):
+            worst = max(worst, float((future.wait() - (bucket + step + 1.5)).abs().max()))
+    sync.close()
+    return worst
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_topologies_mix_without_deadlock(seed: int) -> None:
+    assert max(pool(4).run(hurried, seed)) < 1e-5
 
 
 def bad_one(topology: str) -> list[bool]:

@@ -1,11 +1,12 @@
-"""Two threads per process that turn gradients into sums.
+"""The threads of a process that turn gradients into sums.
 
 A *strand* is the way of one piece of a bucket: a generator that computes (encodes, merges, decodes), yields a transfer, and
-goes on when that has arrived. The *worker* computes, always what the wire needs soonest; the *waiter* waits for transfers in
-the order they were posted. Nothing else ever waits: not the caller, not a callback.
+goes on when that has arrived. The *worker* computes, always what the wire needs soonest. *Waiters* wait, one for each
+transfer under way. Nothing else ever waits: not the worker, not the caller, not a callback.
 
-No deadlock: a transfer that is waited for was posted by some process after all it depends on had arrived there, so whatever
-holds up the slowest process was posted earlier still; such a chain ends.
+No deadlock: all processes submit the same strands in the same order and begin the earliest ones first, a limited number at a
+time, each with a waiter of its own. So whichever strand is the earliest that is unfinished anywhere, all work on it. One
+waiter for all would not do: waiting for a message of one strand, it would not see that of another for which a peer waits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import heapq
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,7 @@ from torch.futures import Future
 
 from meshwright.compress.sync.wire import Transfer
 
-Strand = Iterator[Transfer]
+UNDER_WAY = 16  # strands that have begun and not ended, at most
 
 
 @dataclass(eq=False)
@@ -30,6 +32,13 @@ class _Job:
     strands: int  # that are not at their end
     result: Any
     future: Future[Any]
+
+
+@dataclass(eq=False)
+class _Strand:
+    steps: Iterator[Transfer]
+    job: _Job
+    urgency: tuple[bool, int, int]  # whether only decoding is left; bucket and piece in their order
 
 
 class Engine:
@@ -45,26 +54,26 @@ class Engine:
     def __init__(self, verdict: Callable[[Exception], Exception]) -> None:
         self.error: Exception | None = None
         self._verdict = verdict  # what is told of an error, after asking others
-        self._ready: list[tuple[tuple[bool, int, int], int, _Job, int, Strand]] = []
+        self._changed = threading.Condition()  # guards all that follows
+        self._fresh: deque[_Strand] = deque()  # have not begun
+        self._ready: list[tuple[tuple[bool, int, int], int, _Strand]] = []  # may go on, the most urgent first
         self._jobs: set[_Job] = set()
-        self._changed = threading.Condition()
-        self._posted: queue.SimpleQueue[tuple[Transfer, _Job, tuple[int, int, int], Strand] | None]
-        self._posted = queue.SimpleQueue()
+        self._serial = self._count = self._begun = 0
         self._closing = False
-        self._serial = self._count = 0
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._work, self._wait)]
-        for thread in self._threads:
-            thread.start()
+        self._posted: queue.SimpleQueue[tuple[Transfer, _Strand] | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, daemon=True)
+        self._worker.start()
+        self._waiters: list[threading.Thread] = []  # as many as strands have ever been under way at once
 
-    def submit(self, strands: Sequence[Strand], result: Any) -> Future[Any]:
+    def submit(self, strands: Sequence[Iterator[Transfer]], result: Any) -> Future[Any]:
         """Begin; the future has the result when all strands are at their end. The first strand is the most urgent."""
         job = _Job(len(strands), result, Future())
         with self._changed:
             self._serial += 1
             if self.error is None and strands:
                 self._jobs.add(job)
-                for place, strand in enumerate(strands):
-                    self._push((False, self._serial, place), job, self._serial, strand)
+                places = enumerate(strands)
+                self._fresh.extend(_Strand(steps, job, (False, self._serial, place)) for place, steps in places)
                 self._changed.notify()
             else:
                 job.future.set_result(self.error or result)
@@ -76,36 +85,48 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._posted.put(None)
-        if threading.current_thread() not in self._threads:
-            for thread in self._threads:
+        self._worker.join(5.0)
+        for _ in self._waiters:
+            self._posted.put(None)
+        if self.error is None:  # else some may wait for one who is lost, until their limit
+            for thread in self._waiters:
                 thread.join(5.0)
 
-    def _push(self, urgency: tuple[bool, int, int], job: _Job, serial: int, strand: Strand) -> None:
-        self._count += 1
-        heapq.heappush(self._ready, (urgency, self._count, job, serial, strand))
-
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._closing)
-                if self._closing:
-                    return
-                urgency, _, job, serial, strand = heapq.heappop(self._ready)
+        while (strand := self._next()) is not None:
             try:
                 with torch.no_grad():
-                    transfer = next(strand, None)
+                    transfer = next(strand.steps, None)
             except Exception as error:
                 self._fail(error)
             else:
                 if transfer is None:
-                    self._finish(job)
+                    self._finish(strand)
                 else:
-                    self._posted.put((transfer, job, (serial, urgency[2], transfer.last), strand))
+                    # A later round of an early piece counts like the first round of the next piece.
+                    strand.urgency = (transfer.last, strand.urgency[1], strand.urgency[2] + 1)
+                    self._posted.put((transfer, strand))
+
+    def _next(self) -> _Strand | None:
+        """The most urgent strand that can go on or may begin; waits for one; None when closing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._ready or self._may_begin())
+            if self._closing:
+                return None
+            if not self._may_begin() or (self._ready and self._ready[0][0] < self._fresh[0].urgency):
+                return heapq.heappop(self._ready)[2]
+            self._begun += 1
+            if self._begun > len(self._waiters):
+                self._waiters.append(threading.Thread(target=self._wait, daemon=True))
+                self._waiters[-1].start()
+            return self._fresh.popleft()
+
+    def _may_begin(self) -> bool:
+        return bool(self._fresh) and self._begun < UNDER_WAY
 
     def _wait(self) -> None:
         while (posted := self._posted.get()) is not None:
-            transfer, job, (serial, place, last), strand = posted
+            transfer, strand = posted
             if self.error is not None:
                 continue
             try:
@@ -114,12 +135,14 @@ class Engine:
                 self._fail(error)
             else:
                 with self._changed:
-                    # A later round of an early piece counts like the first round of the next piece.
-                    self._push((bool(last), serial, place + 1), job, serial, strand)
+                    self._count += 1
+                    heapq.heappush(self._ready, (strand.urgency, self._count, strand))
                     self._changed.notify()
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, strand: _Strand) -> None:
+        job = strand.job
         with self._changed:
+            self._begun -= 1
             job.strands -= 1
             done = job.strands == 0 and job in self._jobs
             if done:
@@ -134,6 +157,7 @@ class Engine:
                 return
             self.error = told
             self._ready.clear()
+            self._fresh.clear()
             jobs, self._jobs = self._jobs, set()
         for job in jobs:
             job.future.set_result(told)

@@ -1,7 +1,7 @@
 """Messages between a few processes: posted at once, waited for elsewhere, every wait with a limit.
 
 Everything goes from one process to another, not through collectives: so it is always known for whom one waits, nothing
-depends on the order in which processes post, and any number of transfers may be under way.
+depends on the order in which processes post, and many transfers may be under way.
 """
 
 from __future__ import annotations
