@@ -8,7 +8,9 @@ four senders reach half the rate.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +37,15 @@ def _do(command: str, *, check: bool = True) -> str:
     return done.stdout
 
 
+def _sweep() -> None:
+    """Remove what a run left that was killed: namespaces carry the number of their process."""
+    for line in _do("ip netns list").splitlines():
+        name = line.split()[0] if line.split() else ""
+        found = re.fullmatch(r"mw(\d+)(s|t|r\d+)", name)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            _do(f"ip netns del {name}", check=False)
+
+
 class Star:
     """Namespaces of so many ranks around a switch; removed again whatever happens.
 
@@ -48,6 +59,8 @@ class Star:
         self._mark = f"mw{os.getpid()}"
 
     def __enter__(self) -> Star:
+        _sweep()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that __exit__ runs
         try:
             self._make()
         except BaseException:
