@@ -1,0 +1,312 @@
+"""Training over slow links: DDP and its hooks against ours, by seconds per step, bytes, and seconds to a validation loss.
+
+    python benchmarks/compress_network.py [--rates 50 200 500 0] [--model mlp text] [--ours int8/scatter onebit/gather]
+
+Four ranks on CPUs (gloo), each in a network namespace behind a link of `--rates` Mbit/s (0: no limit), which needs root and
+iproute2; elsewhere links are imitated by waiting, which is rough. All modes run in one world, one after the other, from the
+same weights and on the same data; `--repeat` runs them in turns. "alone" exchanges nothing: what computing takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+RANKS = 4
+ROOT = Path(__file__).resolve().parents[1]
+BUCKET_MB = 8
+EARLY = 3  # steps that no median or count of bytes looks at: buckets are cut anew, PowerSGD begins
+PEERS = ("alone", "ddp", "ddp/fp16", "ddp/powersgd/1", "ddp/powersgd/4")
+
+
+# --- in every rank
+
+
+def mlp() -> tuple[Any, Callable[[int, int], tuple[Any, Any]], Callable[[Any, Any], Any], float]:
+    """Eight layers of 1,024 (8.4 M parameters) that tell 64 noisy patterns apart; module, data, loss, learning rate."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    patterns = 0.5 * torch.randn(64, 1024)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())][:-1]
+    for layer in layers[::2]:
+        nn.init.kaiming_normal_(layer.weight)
+
+    def data(rank: int, step: int) -> tuple[Any, Any]:
+        seed = torch.Generator().manual_seed(1000 * step + rank)
+        which = torch.randint(0, 64, (16,), generator=seed)
+        return patterns[which] + torch.randn(16, 1024, generator=seed), which
+
+    return nn.Sequential(*layers), data, nn.functional.cross_entropy, 3e-4
+
+
+def text() -> tuple[Any, Callable[[int, int], tuple[Any, Any]], Callable[[Any, Any], Any], float]:
+    """A character model (3.3 M parameters) on this project's own documents."""
+    import torch
+    from torch import nn
+
+    pages = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+    codes = torch.tensor([min(ord(char), 127) for char in pages])
+
+    class Block(nn.Module):
+        def __init__(self, width: int = 256) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
+            self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.wide, self.thin = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in self.into(self.norms[0](x)).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).flatten(2))
+            return x + self.thin(nn.functional.gelu(self.wide(self.norms[1](x))))
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.place = nn.Embedding(128, 256), nn.Parameter(torch.zeros(64, 256))
+            self.blocks = nn.Sequential(*[Block() for _ in range(4)])
+            self.head = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 128))
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.blocks(self.embed(x) + self.place))
+
+    def data(rank: int, step: int) -> tuple[Any, Any]:
+        starts = torch.randint(0, len(codes) - 65, (4,), generator=torch.Generator().manual_seed(1000 * step + rank))
+        rows = torch.stack([codes[start : start + 65] for start in starts.tolist()])
+        return rows[:, :-1], rows[:, 1:]
+
+    def loss(found: Any, wanted: Any) -> Any:
+        return nn.functional.cross_entropy(found.flatten(0, 1), wanted.flatten())
+
+    torch.manual_seed(0)
+    return Text(), data, loss, 2e-3
+
+
+MODELS = {"mlp": mlp, "text": text}
+TARGETS = {"mlp": 0.5, "text": 2.75}
+
+
+def hooked(ddp: Any, mode: str, pace: Any) -> Any:
+    """Register what a mode stands for; what is to be closed after it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    name, _, rest = mode.partition("/")
+    if name not in {"alone", "ddp"}:
+        return ours(ddp, name, rest, pace)
+    if rest == "fp16":
+        ddp.register_comm_hook(None, paced(default_hooks.fp16_compress_hook, pace, 0.5))
+    elif rest:
+        rank = int(rest.removeprefix("powersgd/"))
+        state = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=2, min_compression_rate=1)
+        ddp.register_comm_hook(state, paced(powerSGD_hook.powerSGD_hook, pace, 0.005 * rank))
+    elif pace:
+        ddp.register_comm_hook(None, paced(default_hooks.allreduce_hook, pace, 1.0))
+    return None
+
+
+def paced(hook: Any, pace: Any, part: float) -> Any:
+    """A hook of torch over an imitated link: its result comes after the bytes would have."""
+    if not pace:
+        return hook
+    import torch
+    import torch.distributed as dist
+
+    def late(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        size = int(part * 2 * (RANKS - 1) / RANKS * bucket.buffer().nbytes)
+        return hook(state, bucket).then(lambda future: (pace(size), future.value())[1])
+
+    late.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    return late
+
+
+def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
+    """`int8/scatter`, `terngrad:bits=2/gather/65536`, `plain`: a codec with options, a topology, numbers of a piece."""
+    from meshwright.compress import codec
+    from meshwright.compress.sync import Choice, Options, Synchroniser, Traffic, hook
+
+    name, _, given = name.partition(":")
+    options = {key: json.loads(value) for key, _, value in (one.partition("=") for one in given.split(",") if one)}
+    topology, _, piece = rest.partition("/")
+    more = {"piece": int(piece)} if piece else {}
+    choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
+    state = Synchroniser(choice, Options(), traffic=Traffic(pace=pace))
+    ddp.register_comm_hook(state, hook)
+    return state
+
+
+def trained(model: str, mode: str, steps: int, target: float, rate: float, rank: int) -> dict[str, Any]:
+    """One run of a mode: seconds of every step, bytes, and when the loss was reached (validation is not counted)."""
+    import torch
+    import torch.distributed as dist
+    from benchmarks.network_bed import Pace, sent_bytes
+    from torch.nn.parallel import DistributedDataParallel
+
+    module, data, loss, learning_rate = MODELS[model]()
+    ddp = DistributedDataParallel(module, bucket_cap_mb=1000 if "ddp/powersgd" in mode else BUCKET_MB)
+    pace = Pace(1e6 * rate) if rate else None
+    closed = hooked(ddp, mode, pace)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate)
+    proofs = [data(9, 10**6 + i) for i in range(4)]
+    dist.barrier()
+    seconds: list[float] = []
+    losses: list[float] = []
+    before, reached = 0, None
+    for step in range(steps):
+        if step == EARLY:
+            before = pace.sent if pace else sent_bytes()
+        begin = time.perf_counter()
+        x, y = data(rank, step)
+        optimizer.zero_grad()
+        with ddp.no_sync() if mode == "alone" else nullcontext():
+            loss(ddp(x), y).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begin)
+        if step % 5 == 4:
+            with torch.no_grad():
+                losses.append(statistics.fmean(loss(module(x), y).item() for x, y in proofs))
+            if losses[-1] <= target and reached is None:
+                reached = sum(seconds)
+    sent = ((pace.sent if pace else sent_bytes()) - before) / (steps - EARLY)
+    dist.barrier()
+    if closed:
+        closed.close()
+    return {
+        "step": statistics.median(seconds[EARLY:]), "spread": [min(seconds), max(seconds)], "sent": sent,
+        "reached": reached, "losses": losses,
+    }  # fmt: skip
+
+
+def bandwidth() -> float:
+    """Mbit/s that leave a rank in an all-reduce of 4 MiB: what the links really carry."""
+    import torch
+    import torch.distributed as dist
+
+    numbers = torch.ones(1 << 20)
+    dist.all_reduce(numbers)
+    begin = time.perf_counter()
+    for _ in range(2):
+        dist.all_reduce(numbers)
+    return 2 * 2 * (RANKS - 1) / RANKS * 32 * (1 << 20) / (time.perf_counter() - begin) / 1e6
+
+
+def rank_main(rank: int, address: str, port: int, device: str) -> None:
+    """A rank: reads one order a line, answers one line each."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=device)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    for line in sys.stdin:
+        order = json.loads(line)
+        answer = {"mbit": bandwidth()} if order.pop("check", False) else trained(**order, rank=rank)
+        print(json.dumps(answer), flush=True)
+
+
+# --- around them
+
+
+def ask(processes: list[Any], order: dict[str, Any]) -> list[dict[str, Any]]:
+    for process in processes:
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+    lines = [process.stdout.readline() for process in processes]
+    if not all(lines):
+        raise SystemExit("a rank has ended; see above")
+    return [json.loads(line) for line in lines]
+
+
+def started(star: Any) -> Iterator[Any]:
+    port = 20000 + os.getpid() % 20000
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    for rank in range(RANKS):
+        inside = star.inside(rank) if star else []
+        where = [star.address(0), str(port), "eth0"] if star else ["127.0.0.1", str(port), "lo"]
+        command = [*inside, sys.executable, __file__, "--rank", str(rank), *where]
+        yield subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def measured(asked: argparse.Namespace, processes: list[Any], star: Any) -> list[dict[str, Any]]:
+    found = []
+    for rate in asked.rates:
+        if star:
+            star.shape(f"{rate}mbit" if rate else "")
+        mbit = statistics.fmean(one["mbit"] for one in ask(processes, {"check": True}))
+        print(f"\n{rate or 'no limit'} Mbit/s asked; an all-reduce of 4 MiB carries {mbit:.0f}")
+        for model in asked.model:
+            print(
+                f"{model:6} {'mode':22} {'s/step':>8} {'(min-max)':>15} {'MiB/step':>9} {'last loss':>10} {'s to loss':>10}"
+            )
+            for _ in range(asked.repeat):
+                for mode in (*asked.peers, *asked.ours):
+                    order = {"model": model, "mode": mode, "steps": asked.steps}
+                    order["target"] = TARGETS[model] if asked.target is None else asked.target
+                    got = ask(processes, order | {"rate": 0 if star else rate})
+                    found.append({"rate": rate, "model": model, "mode": mode, "carried": mbit, **row(got)})
+                    show(found[-1])
+    return found
+
+
+def row(got: list[dict[str, Any]]) -> dict[str, Any]:
+    """All ranks as one: the slowest decides."""
+    worst = max(got, key=lambda one: one["step"])
+    mib = max(one["sent"] for one in got) / 2**20
+    reached = None if any(one["reached"] is None for one in got) else max(one["reached"] for one in got)
+    return {"step": worst["step"], "spread": worst["spread"], "mib": mib, "losses": worst["losses"], "reached": reached}
+
+
+def show(one: dict[str, Any]) -> None:
+    low, high = one["spread"]
+    reached = "-" if one["reached"] is None else f"{one['reached']:.1f}"
+    last = one["losses"][-1] if one["losses"] else float("nan")
+    times = f"{one['step']:8.3f} {f'{low:.2f}-{high:.2f}':>15}"
+    print(f"{'':6} {one['mode']:22} {times} {one['mib']:9.2f} {last:10.4f} {reached:>10}", flush=True)
+
+
+def main() -> None:
+    if "--rank" in sys.argv:
+        _, _, rank, address, port, device = sys.argv
+        rank_main(int(rank), address, int(port), device)
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=int, nargs="*", default=[50, 200, 500, 0])
+    parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--ours", nargs="*", default=["int8/scatter", "onebit/scatter"])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--target", type=float, help="the validation loss to reach; each model has one of its own")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--imitate", action="store_true", help="imitate links though namespaces could be made")
+    parser.add_argument("--write", type=Path, help="a file for all figures")
+    asked = parser.parse_args()
+    from benchmarks.network_bed import Star, usable
+
+    with ExitStack() as stack:
+        star = stack.enter_context(Star(RANKS)) if usable() and not asked.imitate else None
+        if star is None:
+            print("no namespaces (they need root, Linux and iproute2): links are imitated by waiting")
+        processes = list(started(star))
+        try:
+            found = measured(asked, processes, star)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    if asked.write:
+        asked.write.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,126 @@
+"""The buffers of a bucket of gradients, and its way through momentum, error feedback, topology and mean."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.compress.sync.join import Wires
+from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
+from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
+from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels
+from meshwright.compress.sync.wire import Transfer
+
+_MADE: dict[str, Any] = {"gather": Gather, "scatter": Scatter, "ring": Ring, "tree": Tree}
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a bucket holds: gradients one after the other."""
+
+    keys: tuple[Hashable, ...]  # of the parameters, by which residuals are found again
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(torch.Size(shape).numel() for shape in self.shapes)
+
+
+@dataclass
+class Memory:
+    """Numbers that are kept for every parameter from step to step, however buckets are cut.
+
+    >>> memory = Memory()
+    >>> memory.flat(("a", "b"), (2, 1)).add_(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 2.0, 3.0]
+    >>> memory.flat(("b", "c"), (1, 1)).tolist(), memory.flat(("a",), (2,)).tolist()
+    ([3.0, 0.0], [1.0, 2.0])
+    """
+
+    kept: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    def flat(self, keys: Sequence[Hashable], counts: Sequence[int]) -> Tensor:
+        """One buffer for these parameters, with what was kept of them."""
+        made = torch.zeros(sum(counts), dtype=torch.float32)
+        for key, view in zip(keys, made.split(list(counts)), strict=True):
+            if (old := self.kept.get(key)) is not None and old.numel() == view.numel():
+                view.copy_(old)
+            self.kept[key] = view
+        return made
+
+
+class Bucket:
+    """Everything that is made once for a bucket of this layout under these choices."""
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        choices: Sequence[Choice],
+        wires: Wires,
+        *,
+        residual: Tensor | None,
+        momentum: tuple[float, Tensor] | None,
+    ) -> None:
+        self._wires, self._residual, self._momentum = wires, residual, momentum
+        self._shapes = gradients.shapes
+        self._scratch: Tensor | None = None  # float32, for buckets of other types
+        counts = gradients.counts
+        self._pieces = [made for choice, span in spans(counts, choices) for made in self._made(choice, span)]
+        self.rounds = sum(topology.rounds for _, topology in self._pieces)
+
+    def strands(self, flat: Tensor, step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
+        """The way of every piece at one step; `flat` holds the mean of all processes in the end."""
+        if flat.dtype != torch.float32 and self._scratch is None:
+            self._scratch = torch.empty(flat.numel(), dtype=torch.float32)
+        found = []
+        for piece, topology in self._pieces:
+            found.append(self._strand(piece, topology, flat, step, bucket, tag))
+            tag += topology.rounds
+        return found
+
+    def _strand(
+        self, piece: Piece, topology: Topology, flat: Tensor, step: int, bucket: int, tag: int
+    ) -> Iterator[Transfer]:
+        own = slice(piece.start, piece.stop)
+        numbers = flat[own] if self._scratch is None else self._scratch[own].copy_(flat[own])
+        residual = None if self._residual is None else self._residual[own]
+        if self._momentum:
+            factor, gathered = self._momentum[0], self._momentum[1][own]
+            numbers.copy_(gathered.mul_(factor).add_(numbers))
+        seed = (step * 0x9E3779B1 + tag * 0x85EBCA77 + self._wires.all.place) & 0x7FFFFFFF
+        yield from topology.run(Run(numbers, residual, step, bucket, tag, seed))
+        if self._momentum and residual is not None and isinstance(topology, (Gather, Scatter, Ring, Tree)):
+            # What was said in full needs no momentum of its own any more (DGC's masking); all else keeps it.
+            gathered.mul_(residual != 0)
+        numbers.mul_(1 / self._wires.all.size)
+        if self._scratch is not None:
+            flat[own].copy_(numbers)
+
+    def _made(self, choice: Choice, span: Piece) -> list[tuple[Piece, Topology]]:
+        if not span.numbers:
+            return []
+        if choice.codec is not None and choice.codec.rounds > 1:
+            return [(piece, self._low_rank(choice, piece)) for piece in grouped(span, choice.piece)]
+        pieces = cut(span, -(-span.numbers // choice.piece))
+        return [(piece, self._topology(choice, piece)) for piece in pieces if piece.numbers]
+
+    def _topology(self, choice: Choice, piece: Piece) -> Topology:
+        codec, wires = choice.codec, self._wires
+        if codec is None:
+            return Plain(wires.all)
+        make = Summed if sums_as(codec) else _MADE[choice.topology]
+        if wires.inner.size > 1:
+            return TwoLevels(codec, piece.counts, wires.inner, wires.outer, make)
+        made: Topology = make(codec, piece.counts, wires.all)
+        return made
+
+    def _low_rank(self, choice: Choice, piece: Piece) -> Topology:
+        from meshwright.compress.lowrank import LowRank as Factors
+
+        starts = [sum(torch.Size(shape).numel() for shape in self._shapes[:i]) for i in range(len(self._shapes))]
+        shapes = [shape for shape, at in zip(self._shapes, starts, strict=True) if piece.start <= at < piece.stop]
+        return LowRank(Factors(shapes, **choice.codec.options), self._wires.all)

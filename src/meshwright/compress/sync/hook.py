@@ -1,0 +1,151 @@
+"""Gradients of `DistributedDataParallel` through codecs: `register(ddp, Choice(codec("int8"), "scatter"))`.
+
+The same by hand: `ddp.register_comm_hook(Synchroniser(choice), hook)`.
+"""
+
+# Annotations are real objects here: DDP looks at those of a hook.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
+from meshwright.compress.sync.engine import Engine
+from meshwright.compress.sync.failure import Failed
+from meshwright.compress.sync.join import joined
+from meshwright.compress.sync.layout import Choice, Chooser
+from meshwright.compress.sync.wire import TAGS, Traffic
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a synchroniser treats gradients besides encoding them.
+
+    >>> Options(momentum=1.5)
+    Traceback (most recent call last):
+    ...
+    meshwright.errors.InputError: momentum: is 1.5 (valid: 0 or more, less than 1)
+    """
+
+    error_feedback: bool = True  # what a message does not say is said later
+    momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
+    warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
+    # Processes of a node: a process group, or how many, adjacent in rank. If they are more than one, gradients are summed
+    # uncompressed among them, and compressed between those of equal place in their nodes.
+    node: Any = 1
+    limit: float = 60.0  # seconds that a wait may take
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"is {self.momentum}", field="momentum", valid="0 or more, less than 1")
+        if self.momentum and not self.error_feedback:
+            raise InputError("needs error feedback", field="momentum", valid="error_feedback=True")
+        if not self.limit > 0:
+            raise InputError(f"is {self.limit}", field="limit", valid="seconds, more than 0")
+        if isinstance(self.node, int) and self.node < 1:
+            raise InputError(f"is {self.node}", field="node", valid="1 or more processes, or a process group")
+        ends = [until for until, _ in self.warm_up]
+        if ends != sorted(ends):
+            raise InputError(f"ends at {ends}", field="warm_up", valid="steps in rising order")
+
+
+class Synchroniser:
+    """Averages buckets of gradients over all processes of a group. All of them make it at the same time, and submit the
+    same buckets in the same order."""
+
+    def __init__(
+        self,
+        choice: Choice | Chooser,
+        options: Options | None = None,
+        *,
+        group: Any = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.options = options or Options()
+        self.step = 0
+        self.traffic = traffic or Traffic()
+        self._choice = choice
+        self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic)
+        self._residuals, self._momenta = Memory(), Memory()
+        self._buckets: dict[tuple[int, Gradients, int], Bucket] = {}
+        self._tag = 0
+        self._engine = Engine(
+            lambda error: witness.verdict(error.fault) if isinstance(error, Failed) else witness.confess(error)
+        )
+
+    @property
+    def error(self) -> Exception | None:
+        """Why everything after it fails, too: a `PeerLost` where a peer was lost."""
+        return self._engine.error
+
+    def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
+        """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
+        if flat.device.type != "cpu" or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
+            problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
+            raise InputError(problem, field="bucket", valid="all numbers of its gradients, dense, on the CPU")
+        place = (bucket, gradients, self._stage())
+        if place not in self._buckets:
+            # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
+            fresh = set(gradients.keys)
+            self._buckets = {key: made for key, made in self._buckets.items() if fresh.isdisjoint(key[1].keys)}
+            self._buckets[place] = self._made(gradients)
+        made = self._buckets[place]
+        strands = made.strands(flat, self.step, bucket, self._tag)
+        self._tag = (self._tag + made.rounds) % TAGS
+        self.step += last
+        return self._engine.submit(strands, flat)
+
+    def residual(self, key: Any) -> Tensor | None:
+        """What this process has not said yet of a parameter's gradient."""
+        return self._residuals.kept.get(key)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._engine.close()
+        if self.error is None:
+            self._wires.close()
+
+    def _stage(self) -> int:
+        """Of the warm-up; after it, as many as it has."""
+        return sum(self.step >= until for until, _ in self.options.warm_up)
+
+    def _made(self, gradients: Gradients) -> Bucket:
+        counts, stage = gradients.counts, self._stage()
+        warm = self.options.warm_up[stage : stage + 1]
+        choice = warm[0][1] if warm else self._choice
+        choices: Sequence[Choice] = [choice] * len(counts) if isinstance(choice, Choice) else choice(counts)
+        residual = self._residuals.flat(gradients.keys, counts) if self.options.error_feedback else None
+        factor = self.options.momentum
+        momentum = (factor, self._momenta.flat(gradients.keys, counts)) if factor else None
+        return Bucket(gradients, choices, self._wires, residual=residual, momentum=momentum)
+
+
+def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
+    """A communication hook of `DistributedDataParallel`; its state is a `Synchroniser`."""
+    parameters = bucket.parameters()
+    gradients = Gradients(tuple(map(id, parameters)), tuple(tuple(one.shape) for one in parameters))
+    return state.submit(bucket.buffer(), gradients, bucket.index(), last=bucket.is_last())
+
+
+def register(ddp: Any, choice: Choice | Chooser, *, group: Any = None, **options: Any) -> Synchroniser:
+    """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`.
+
+    >>> import torch
+    >>> from meshwright.compress import codec
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2, bias=False))
+    >>> state = register(ddp, Choice(codec("fp16"), "scatter"), warm_up=((100, Choice()),), limit=20.0)
+    >>> ddp(torch.ones(1, 4)).sum().backward()
+    >>> ddp.module.weight.grad.sum().item(), state.step
+    (8.0, 1)
+    >>> state.close()
+    >>> dist.destroy_process_group()
+    """
+    state = Synchroniser(choice, Options(**options), group=group or ddp.process_group)
+    ddp.register_comm_hook(state, hook)
+    return state
