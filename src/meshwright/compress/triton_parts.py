@@ -25,9 +25,11 @@ def read(pointer, inside, whole: tl.constexpr):
 
 @triton.jit
 def cast(value, to: tl.constexpr):
-    """Rounded to the nearest, also to bfloat16 and also by the interpreter, which cuts off unless told otherwise."""
+    """Rounded to the nearest; to bfloat16 by hand, since the interpreter cuts off."""
     if to == tl.bfloat16 and value.dtype == tl.float32:
-        return value.to(to, fp_downcast_rounding="rtne")
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
     else:
         return value.to(to)
 

@@ -283,8 +283,8 @@ def writing(shape: Shape, last: Pass) -> str:
         body.lines += [
             f"passing = hide({body.of(last.choice)}, inside, False, WHOLE)",
             "one = passing.to(tl.int32)",
-            "row = tl.sum(one, 1, keep_dims=True)",
-            "place = tl.load(base + tile) + (tl.cumsum(row, 0) - row) + (tl.cumsum(one, 1) - one)",
+            "row = tl.sum(one, 1)",
+            "place = (tl.load(base + tile) + tl.cumsum(row, 0) - row)[:, None] + tl.cumsum(one, 1) - one",
             "kept = passing & (place < tl.load(facts + 5).to(tl.int32))",
         ]
     for i, one in enumerate(last.fields):
