@@ -62,12 +62,16 @@ class Batch:
         """An empty message of the right length."""
         return torch.zeros(self.bytes, dtype=torch.uint8, device=self.device)
 
-    def check(self, message: Tensor, flat: Tensor, residual: Tensor | None = None, *, reading: bool = False) -> None:
-        """Refuse buffers that do not fit, before anything is written beyond their ends."""
-        _check("message", message, self.bytes, (torch.uint8,), self.device)
-        if message.data_ptr() % 16:
-            raise InputError("does not begin at a multiple of 16 bytes", field="message", valid="a tensor of its own")
-        _check("gradients", flat, self.starts[-1], DTYPES if reading else (self.dtype,), self.device)
+    def check(self, message: Tensor | None, flat: Tensor, residual: Tensor | None = None, *, out: bool = False) -> None:
+        """Refuse buffers that do not fit, before anything is written beyond their ends; numbers that come `out` may have
+        another type than those that are encoded."""
+        if message is not None:
+            _check("message", message, self.bytes, (torch.uint8,), self.device)
+            if message.data_ptr() % 16:
+                raise InputError(
+                    "does not begin at a multiple of 16 bytes", field="message", valid="a tensor of its own"
+                )
+        _check("gradients", flat, self.starts[-1], DTYPES if out else (self.dtype,), self.device)
         if residual is not None:
             _check("residual", residual, self.starts[-1], (torch.float32,), self.device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -72,13 +73,14 @@ class Codec:
             from meshwright.compress.triton_backend import TritonBatch
 
             return TritonBatch(*arguments)
-        from meshwright.compress.native import NativeBatch, compiler
-
-        if compiler():
-            return NativeBatch(*arguments)
+        from meshwright.compress.native import BuildError, NativeBatch, compiler
         from meshwright.compress.portable import PortableBatch
 
-        return PortableBatch(*arguments)
+        try:
+            return NativeBatch(*arguments) if compiler() else PortableBatch(*arguments)
+        except BuildError as error:
+            warnings.warn(f"codec {self.name} runs in NumPy: {error}", stacklevel=2)
+            return PortableBatch(*arguments)
 
 
 def codecs() -> dict[str, Codec]:

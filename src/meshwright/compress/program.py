@@ -144,6 +144,8 @@ def compiled(encode: Callable[[Node], Sent], decode: Callable[[Mapping[str, Node
     blocks = {node.block for root in [said, *(field.node for field in fields)] for node in walk(root) if node.block}
     if len(blocks) > 1:
         raise InputError(f"has blocks of {sorted(blocks)}", field="encode", valid="blocks of one size")
+    if any(node.op == "threshold" and node.every > 1 and any(one.block for one in walk(node)) for node in stops):
+        raise InputError("samples what needs whole blocks", field="threshold", valid="every=1")
     agrees = agreed[0] if agreed else None
     block = max(blocks, default=0)
     return Program(fields, (*passes, last), Pass(0, result=decoded), agrees, block, _sums(fields, decoded))

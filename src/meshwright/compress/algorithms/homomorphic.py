@@ -1,17 +1,33 @@
 """Whole numbers on a scale that all processes share, so small that their sum fits: messages are added, not decoded."""
 
-from meshwright.compress.language import Fields, Node, Sent, agreed, floor, largest, magnitude, pack, uniform, where
+from meshwright.compress.language import (
+    Fields,
+    Node,
+    Sent,
+    agreed,
+    floor,
+    largest,
+    magnitude,
+    pack,
+    smaller,
+    uniform,
+    where,
+)
+from meshwright.errors import InputError
 
 
 def encode(g: Node, *, bits: int = 8, members: int = 4) -> Sent:
-    levels = (2 ** (bits - 1) - 1) // members
+    levels = _levels(bits, members)
     scale = agreed(largest(magnitude(g)))
-    return {
-        "code": pack(floor(where(scale > 0, g / scale * levels, 0.0) + uniform()), bits, signed=True),
-        "scale": scale,
-    }
+    code = floor(where(scale > 0, g / scale * levels, 0.0) + uniform())
+    return {"code": pack(smaller(code, levels), bits, signed=True), "scale": scale}
 
 
 def decode(m: Fields, *, bits: int = 8, members: int = 4) -> Node:
-    levels = (2 ** (bits - 1) - 1) // members
-    return m["code"] * m["scale"] / levels
+    return m["code"] * (m["scale"] / _levels(bits, members))
+
+
+def _levels(bits: int, members: int) -> int:
+    if not 0 < members < 2 ** (bits - 1):
+        raise InputError(f"is {members}", field="members", valid=f"1 to {2 ** (bits - 1) - 1} for {bits} bits")
+    return int(2 ** (bits - 1) - 1) // members

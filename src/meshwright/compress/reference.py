@@ -1,0 +1,257 @@
+"""What an algorithm means, in NumPy: one gradient at a time, slow and clear. Other back ends are compared with it.
+
+In float64 it is the reference; in float32 it is what runs where there is no compiler. Statistics of gradients and blocks are
+float32 in both, as they are in messages.
+
+>>> import numpy as np
+>>> from meshwright.compress import codec
+>>> onebit = codec("onebit").program
+>>> message, left = encoded(onebit, np.array([1.0, -3.0]), residual=np.zeros(2))
+>>> decoded(onebit, message, 2), left
+(array([ 2., -2.]), array([-1., -1.]))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.compress.language import REDUCTIONS, Node
+from meshwright.compress.program import ROUNDS, RUN, SMALLEST, Field, Program, capacity, sampling
+
+Array = NDArray[Any]
+
+
+def encoded(
+    program: Program,
+    flat: Array,
+    *,
+    residual: Array | None = None,
+    seed: int = 0,
+    agreed: float | None = None,
+    real: Any = np.float64,
+) -> tuple[Array, Array | None]:
+    """The message of one gradient, and the residual that remains."""
+    numbers = flat.astype(real) + (0 if residual is None else residual.astype(real))
+    count, places = len(numbers), program.layout(len(numbers))
+    message = np.zeros(places[""], np.uint8)
+    if not count:
+        return message, residual
+    bad = not np.isfinite(numbers.astype(np.float32)).all()
+    values = Values(
+        count, np.zeros_like(numbers) if bad else numbers, program.block, seed=seed, agreed=agreed, real=real
+    )
+    last = program.encoding[-1]
+    if last.choice is not None:
+        part = next(one.part for one in program.fields if one.over == "chosen")
+        values.chosen = np.flatnonzero(values.of(last.choice))[: capacity(count, part)]
+    message[:8] = np.array([bad, len(values.chosen)], np.uint32).view(np.uint8)
+    for one in program.fields:
+        if one.sent:
+            stored = _stored(one, values.of(one.node))
+            message[places[one.name] : places[one.name] + len(stored)] = stored
+    if residual is None or bad:
+        return message, residual
+    assert last.result is not None
+    return message, numbers - values.of(last.result)
+
+
+def measured(program: Program, flat: Array, residual: Array | None = None, real: Any = np.float64) -> float:
+    """What processes must agree on, for one gradient."""
+    numbers = flat.astype(real) + (0 if residual is None else residual.astype(real))
+    if program.agrees is None or not len(numbers) or not np.isfinite(numbers.astype(np.float32)).all():
+        return 0.0
+    return float(Values(len(numbers), numbers, program.block, real=real).of(program.agrees))
+
+
+def decoded(
+    program: Program, message: Array, count: int, *, agreed: float | None = None, real: Any = np.float64
+) -> Array:
+    """The numbers that the message of one gradient stands for."""
+    values = Values(count, np.zeros(0), program.block, agreed=agreed, real=real)
+    places = program.layout(count)
+    chosen = min(int(message[4:8].view(np.uint32)[0]), count)
+    for one in program.fields:
+        here = message[places[one.name] : places[one.name] + one.bytes(count)]
+        if not one.sent:
+            values.fields[one.name] = np.float32(agreed or 0).astype(real)
+        else:
+            read = _loaded(one, here, one.length(count), real)
+            values.fields[one.name] = {"chosen": read[:chosen], "gradient": read[:1].sum()}.get(one.over, read)
+    assert program.decoding.result is not None
+    return np.broadcast_to(values.spread(values.of(program.decoding.result), program.decoding.result), count).astype(
+        real
+    )
+
+
+@dataclass
+class Values:
+    """Everything that is known of one gradient, computed when it is asked for."""
+
+    count: int
+    numbers: Array
+    block: int
+    seed: int = 0
+    agreed: float | None = None
+    real: Any = np.float64
+    chosen: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    fields: dict[str, Any] = field(default_factory=dict)
+    known: dict[int, Any] = field(default_factory=dict)
+
+    def of(self, node: Node) -> Any:
+        if id(node) not in self.known:
+            with np.errstate(all="ignore"):
+                value = self._computed(node)
+            kind = {"float": self.real, "int": np.int32, "bool": np.bool_}[node.kind]
+            if node.kind == "float" and node.over in {"gradient", "block"}:
+                value = np.asarray(value, np.float32)  # as it is in every back end
+            self.known[id(node)] = np.asarray(value).astype(kind)
+        return self.known[id(node)]
+
+    def spread(self, value: Any, node: Node) -> Any:
+        """A value of every block as one of every number."""
+        return np.repeat(value, self.block)[: self.count] if node.over == "block" else value
+
+    def _computed(self, node: Node) -> Any:
+        if node.op in REDUCTIONS:
+            return self._reduced(node)
+        if hasattr(self, f"_{node.op}"):
+            return getattr(self, f"_{node.op}")(node)
+        args = [self.of(arg) for arg in node.args]
+        if node.over == "number":
+            args = [self.spread(value, arg) for value, arg in zip(args, node.args, strict=True)]
+        if any(arg.kind == "float" for arg in node.args[node.op == "where" :]) or node.op == "div":
+            args = [arg if i == 0 and node.op == "where" else arg.astype(self.real) for i, arg in enumerate(args)]
+        elif node.op in {"add", "sub", "mul", "neg"}:
+            args = [arg.astype(np.int32) for arg in args]
+        return OPERATIONS[node.op](*args)
+
+    def _reduced(self, node: Node) -> Any:
+        value = np.broadcast_to(self.of(node.args[0]), self.count).astype(
+            np.int64 if node.kind == "int" else np.float64
+        )
+        reduce = {"total": np.add, "largest": np.maximum, "smallest": np.minimum}[node.op]
+        return reduce.reduceat(value, np.arange(0, self.count, node.block)) if node.block else reduce.reduce(value)
+
+    def _gradient(self, node: Node) -> Any:
+        return self.numbers
+
+    def _constant(self, node: Node) -> Any:
+        return np.float32(node.value)
+
+    def _index(self, node: Node) -> Any:
+        return np.arange(self.count)
+
+    def _count(self, node: Node) -> Any:
+        return self.count
+
+    def _uniform(self, node: Node) -> Any:
+        return uniform(self.count, self.seed)
+
+    def _agreed(self, node: Node) -> Any:
+        return self.of(node.args[0]) if self.agreed is None else self.agreed
+
+    def _threshold(self, node: Node) -> Any:
+        return found_threshold(self.of(node.args[0]), node.value, node.every)
+
+    def _take(self, node: Node) -> Any:
+        return np.broadcast_to(self.spread(self.of(node.args[1]), node.args[1]), self.count)[self.chosen]
+
+    def _kept(self, node: Node) -> Any:
+        return np.isin(np.arange(self.count), self.chosen)
+
+    def _field(self, node: Node) -> Any:
+        return self.fields[node.name]
+
+    def _spread(self, node: Node) -> Any:
+        index, value = (self.of(arg) for arg in node.args)
+        out = np.zeros(self.count, self.real)
+        inside = (index >= 0) & (index < self.count)  # a message may have been damaged
+        out[index[inside]] = np.broadcast_to(value, index.shape)[inside]
+        return out
+
+
+def uniform(count: int, seed: int) -> Array:
+    """A hash of every place and the seed, from [0, 1), with 24 bits."""
+    x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(seed * 0x85EBCA77 & 0xFFFFFFFF)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return ((x ^ (x >> np.uint32(16))) >> np.uint32(8)) * 2.0**-24
+
+
+def found_threshold(x: Array, part: float, every: int) -> Any:
+    """The value that about a part of the numbers reach; see `program.ROUNDS`."""
+    step, count = sampling(len(x), every)
+    seen = x[np.arange(len(x)) // RUN % step == 0].astype(np.float32)
+    k = capacity(count, part)
+    if np.count_nonzero(seen > 0) <= k:
+        return np.float32(SMALLEST)
+    low, high = np.float32(0), seen.max()
+    for turn in range(ROUNDS):
+        if turn:
+            tries = low + (high - low) * (np.arange(1, 16, dtype=np.float32) / np.float32(16))
+        else:
+            tries = high * np.float32(2) ** np.arange(-15, 0, dtype=np.float32)
+        many = [value for value in tries if np.count_nonzero(seen >= value) > k]
+        few = [value for value in tries if np.count_nonzero(seen >= value) <= k]
+        low, high = max(many, default=low), min(few, default=high)
+    return high
+
+
+def to_bfloat(x: Array) -> Array:
+    """The nearest numbers whose lower 16 bits are zero, the even one of two."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+OPERATIONS: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": lambda x, y: np.where(x < y, x, y),
+    "max": lambda x, y: np.where(x > y, x, y),
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "neg": np.negative,
+    "abs": np.abs,
+    "floor": np.floor,
+    "round": np.rint,
+    "sqrt": np.sqrt,
+    "where": np.where,
+    "float": lambda x: x,
+    "int": np.trunc,
+    "half": lambda x: x.astype(np.float32).astype(np.float16),
+    "bfloat": to_bfloat,
+}
+
+
+def _stored(one: Field, value: Any) -> Array:
+    """A field as bytes."""
+    value = np.atleast_1d(value)
+    if one.dtype in {"u1", "u2", "u4"}:
+        bits = (value.astype(np.uint8)[:, None] >> np.arange(one.bits, dtype=np.uint8)) & 1
+        return np.packbits(bits.reshape(-1), bitorder="little")
+    if one.dtype == "bf16":
+        return (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return value.astype(one.dtype.replace(str(one.bits), str(one.bits // 8))).view(np.uint8)
+
+
+def _loaded(one: Field, data: Array, length: int, real: Any) -> Array:
+    """The values of a field."""
+    if one.dtype in {"u1", "u2", "u4"}:
+        bits = np.unpackbits(data, count=length * one.bits, bitorder="little").reshape(length, one.bits)
+        return (bits << np.arange(one.bits, dtype=np.uint8)).sum(1).astype(np.int32)
+    if one.dtype == "bf16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(real)
+    read = data.view(one.dtype.replace(str(one.bits), str(one.bits // 8)))
+    return read.astype(real if "f" in one.dtype else np.int32)
