@@ -168,7 +168,7 @@ class TritonBatch(Batch):
             )
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:
-        self.check(message, out, reading=True)
+        self.check(message, out, out=True)
         if self._part and not add:
             out.zero_()
         if len(self._chosen):
