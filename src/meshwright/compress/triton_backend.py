@@ -97,6 +97,7 @@ class TritonBatch(Batch):
         gradients = len(self.counts)
         self._partial, self._stats = empty(stats + 1, max(tiles, 1)), empty(gradients, max(stats, 1))
         self._found, self._base = (empty(max(tiles, 1), dtype=torch.int32) for _ in range(2))
+        self._bits = empty(tiles * self._tile // 8 if self._part else 0, dtype=torch.uint8)
         self._candidates = empty(gradients, 32)
         self._counters = empty(gradients, self._copies, 16, dtype=torch.int32)
 
@@ -146,26 +147,33 @@ class TritonBatch(Batch):
         run.over(f"top_{slot}", tiles, sample=sample)
         self._kernels["begin"][grid](sample, self._partial, self._candidates, num_warps=8)
         for turn in range(ROUNDS):
-            run.over(f"try_{slot}", tiles, sample=sample, found=self._counters, base=self._candidates, more=(self._copies,))
+            run.over(f"try_{slot}", tiles, flag=turn == 0, sample=sample, found=self._counters, base=self._candidates, more=(self._copies,))
             self._kernels["narrow"][grid](
                 sample, self._counters, self._candidates, self._stats, self._copies, self._stats.shape[1], slot,
                 turn == 0, turn == ROUNDS - 1, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
 
     def _write(self, run: _Run) -> None:
-        grid, width, choice = (len(self.counts),), self._shape.width, self._last.choice
-        if choice is not None:
-            flags = not run.flagged and any(node.op == "gradient" for node in walk(choice))
-            run.over("count", self._tiles, flag=flags)
-            self._kernels["scan"][grid](
-                run.message, self._segments, self._partial, self._found, self._base, flags, width, num_warps=8
-            )
-            run.flagged |= flags
+        grid, width = (len(self.counts),), self._shape.width
+        if self._last.choice is not None:
+            self._collect(run)
+            return
         run.over("write_message", self._tiles, flag=not run.flagged)
         if not run.flagged:
-            self._kernels["heads"][grid](
-                run.message, self._segments, self._partial, width, choice is not None, num_warps=8
-            )
+            self._kernels["heads"][grid](run.message, self._segments, self._partial, width, num_warps=8)
+
+    def _collect(self, run: _Run) -> None:
+        """Count the chosen numbers of every tile, find where each tile writes, and write."""
+        flags = not run.flagged
+        run.over("count", self._tiles, flag=flags, message=self._bits)
+        self._kernels["scan"][(len(self.counts),)](
+            run.message, self._segments, self._partial, self._found, self._base, flags, self._shape.width, num_warps=8
+        )
+        if len(self._tiles):
+            self._kernels["collect"][(len(self._tiles),)](
+                run.flat, run.flat if run.residual is None else run.residual, run.message, self.agreed, self._tiles,
+                self._segments, self._stats, self._bits, self._base, run.seed, run.residual is not None, num_warps=1,
+            )  # fmt: skip
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:
         self.check(message, out, out=True)
@@ -188,14 +196,15 @@ class _Run:
 
     def over(
         self, name: str, tiles: Tensor, *, flag: bool = False, sample: Tensor | None = None,
-        found: Tensor | None = None, base: Tensor | None = None, more: tuple[int, ...] = (),
+        found: Tensor | None = None, base: Tensor | None = None, message: Tensor | None = None, more: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """Launch a kernel over tiles."""
         if not len(tiles):
             return
         its = self.batch
         its._kernels[name][(len(tiles),)](
-            self.flat, self.flat if self.residual is None else self.residual, self.message, its.agreed, tiles,
+            self.flat, self.flat if self.residual is None else self.residual,
+            self.message if message is None else message, its.agreed, tiles,
             its._segments, its._segments if sample is None else sample, its._partial, its._stats,
             its._found if found is None else found, its._base if base is None else base, self.seed, its._partial.shape[1],
             *more, flag, self.residual is not None, its._aligned, num_warps=its._warps,

@@ -97,6 +97,15 @@ def get(pointer, at, inside, whole: tl.constexpr, bits: tl.constexpr):
 
 
 @triton.jit
+def ones(word):
+    """How many bits of a word of 32 are set."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    return ((word * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
 def total_of(pointer, many):
     found = tl.zeros((_WIDE,), pointer.dtype.element_ty)
     at = tl.arange(0, _WIDE)
@@ -138,14 +147,11 @@ def head(message, place, bad, many):
 
 
 @triton.jit
-def heads(message, segments, partial, width: tl.constexpr, chooses: tl.constexpr):
+def heads(message, segments, partial, width: tl.constexpr):
     """Tell of bad numbers, where no other kernel has done so."""
     segment = segments + tl.program_id(0) * width
     bad = largest_of(partial + tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), 0.0)
-    word = (message + tl.load(segment + 2)).to(tl.pointer_type(tl.int32))
-    tl.store(word, bad.to(tl.int32))
-    if not chooses:
-        tl.store(word + 1, 0)
+    head(message, tl.load(segment + 2), bad, 0)
 
 
 @triton.jit

@@ -152,13 +152,14 @@ class Body:
         return self.let(f"small({text})" if bounded and whole(arg) else f"{text}.to(tl.int32)")
 
     def _quotient(self, one: Node, other: Node) -> str:
-        """Exact for statistics; for every number a product with the reciprocal, which is off by two roundings at most."""
+        """Exact for a gradient; for every number a product with the reciprocal, which is off by two roundings at most."""
         top, below = self.of(one, "float"), self.of(other, "float")
-        if one.over not in {"number", "chosen"} and other.over not in {"number", "chosen"}:
+        overs = {one.over, other.over}
+        if overs <= {"gradient", "constant"}:
             return self.let(f"tl.div_rn({top}, {below})")
-        if other.over in {"number", "chosen"}:
+        if not overs & {"number", "chosen"} or other.over in {"number", "chosen"}:
             return self.let(f"{top} / {below}")
-        return self.let(f"{top} * {self.let(f'tl.div_rn(1.0, {below})')}")
+        return self.let(f"{top} * {self.let(f'1.0 / {below}')}")
 
 
 def whole(node: Node) -> bool:
@@ -192,9 +193,11 @@ def source(shape: Shape) -> str:
     if program.agrees is not None:
         texts.append(agreeing(shape, program.agrees))
     last = program.encoding[-1]
-    if last.choice is not None:
-        texts.append(counting(shape, last.choice))
-    texts += [writing(shape, last), reading(shape)]
+    if last.choice is None:
+        texts.append(writing(shape, last))
+    else:
+        texts += [counting(shape, last.choice), collecting(shape, last)]
+    texts.append(reading(shape))
     return "\n\n".join(texts)
 
 
@@ -210,7 +213,7 @@ def reducing(shape: Shape, one: Pass) -> str:
         slot = shape.stats[id(node)]
         least = (_LEAST_INT if node.kind == "int" else _LEAST)[node.op]
         value = body.full(node.args[0], node.kind)
-        reduced = f"{_REDUCE[node.op]}({_REDUCE[node.op]}(hide({value}, inside, {least}, WHOLE), 1), 0)"
+        reduced = f"{_REDUCE[node.op]}(hide({value}, inside, {least}, WHOLE))"
         place = _partial(slot + 1, node.kind)
         body.lines.append(f"tl.store({place} + tile, {reduced})")
         made = f"{node.op}_of({place} + first, tiles{'' if node.op == 'total' else f', {least}'})"
@@ -240,17 +243,14 @@ def trying(shape: Shape, node: Node) -> list[str]:
         raise InputError("depends on blocks", field="threshold", valid="a value without statistics of blocks")
     top, tries = Body(shape), Body(shape)
     value = top.let(f"hide({top.full(node.args[0])}, inside, 0.0, WHOLE)")
-    top.lines.append(f"tl.store({_partial(0, 'float')} + tile, tl.max(tl.max({value}, 1), 0))")
+    top.lines.append(f"tl.store({_partial(0, 'float')} + tile, tl.max({value}))")
     value = tries.let(f"hide({tries.full(node.args[0])}, inside, -1.0, WHOLE)")
     tries.lines += [
         "mine = base + segment * 32",
         "place = found + (segment * seed_copies + tile % seed_copies) * 16",
-        "for j in tl.static_range(0, 16, 2):  # two counts in one word",
-        f"    low = tl.where({value} >= tl.load(mine + j), 1, 0)",
-        f"    both = tl.where({value} >= tl.load(mine + j + 1), 65536, 0) + low",
-        "    both = tl.sum(tl.sum(both, 1), 0)",
-        '    tl.atomic_add(place + j, both & 65535, sem="relaxed")',
-        '    tl.atomic_add(place + j + 1, both >> 16, sem="relaxed")',
+        "for j in tl.static_range(1 - FLAG, 16):  # floats: a comparison that gives 1.0 or 0.0 is one instruction",
+        f"    many = tl.sum(tl.where({value} >= tl.load(mine + j), 1.0, 0.0))",
+        '    tl.atomic_add(place + j, many.to(tl.int32), sem="relaxed")',
     ]
     return [kernel(shape, f"top_{name}", top, sampled=True), kernel(shape, f"try_{name}", tries, sampled=True)]
 
@@ -269,24 +269,67 @@ def agree(agreed, segments, stats):
 
 
 def counting(shape: Shape, choice: Node) -> str:
-    """How many numbers of every tile are chosen."""
+    """How many numbers of every tile are chosen, and one bit for each number that is. Those that are not chosen stay in the
+    residual as they are; bad ones are never chosen."""
     body = Body(shape)
-    passing = f"hide({body.of(choice)}, inside, False, WHOLE)"
-    body.lines.append(f"tl.store(found + tile, tl.sum(tl.sum({passing}.to(tl.int32), 1), 0))")
+    rows = shape.size // shape.columns
+    body.lines += [
+        f"passing = hide({body.of(choice)} & good, inside, False, WHOLE).to(tl.int32)",
+        "tl.store(found + tile, tl.sum(passing))",
+        f"bits = message + tile.to(tl.int64) * {shape.size // 8}",
+        f"put(bits, passing, {shape.size}, True, 1, {rows}, {shape.columns})",
+        "if RESIDUAL:",
+        "    write(residual + at + offset, tl.where(good, x, old), inside, WHOLE)",
+    ]
     return kernel(shape, "count", body)
+
+
+def collecting(shape: Shape, last: Pass) -> str:
+    """Chosen numbers, one of each 32 in each turn: only they are read again."""
+    if shape.program.block:
+        raise InputError("chooses by blocks", field="choose", valid="a test without statistics of blocks")
+    if any(one.over == "number" for one in last.fields):
+        raise InputError("sends chosen numbers and all of them", field="encode", valid="one of both")
+    before, body, rest = Body(shape), Body(shape), Body(shape)
+    first, lines = ([line for i, one in enumerate(last.fields) if one.sent and (one.over == "chosen") == chosen
+                     for line in _stored(shape, its, one, i)] for chosen, its in ((False, before), (True, body)))  # fmt: skip
+    if last.result is not None:
+        rest = Body(shape, [], body._texts.copy(), body._known.copy())
+        rest.lines.append(f"tl.store(residual + at + number, x - {rest.of(last.result, 'float')}, mask=kept)")
+    inner = [*body.lines, *lines, "if RESIDUAL:", *("    " + line for line in rest.lines)]
+    return f"""
+@triton.jit(do_not_specialize=["seed"])
+def collect(flat, residual, message, agreed, tiles, segments, stats, bits, base, seed, RESIDUAL: tl.constexpr):
+    tile = tl.program_id(0)
+    row = tiles + tile.to(tl.int64) * 4
+    segment, start = tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
+    facts = segments + segment * {shape.width}
+    at, room = tl.load(facts), tl.load(facts + 5).to(tl.int32)
+{indent(chr(10).join([*before.lines, *first]), "    ")}
+    which = tl.arange(0, {shape.size // 32})
+    word = tl.load(bits.to(tl.pointer_type(tl.int32)) + tile.to(tl.int64) * {shape.size // 32} + which)
+    many = ones(word.to(tl.uint32, bitcast=True))
+    place = tl.load(base + tile) + tl.cumsum(many, 0) - many
+    left = tl.max(many, 0)
+    while left > 0:
+        lowest = (word & -word).to(tl.float32).to(tl.int32, bitcast=True)  # its exponent is the place of the bit
+        number = start + which * 32 + ((lowest >> 23) & 255) - 127
+        kept = (word != 0) & (place < room)
+        zero = number * 0
+        if RESIDUAL:
+            x = tl.load(residual + at + number, mask=kept, other=0.0)
+        else:
+            x = tl.load(flat + at + number, mask=kept, other=0.0).to(tl.float32)
+{indent(chr(10).join(inner), "        ")}
+        word &= word - 1
+        place += 1
+        left -= 1
+"""
 
 
 def writing(shape: Shape, last: Pass) -> str:
     """The message, and what it does not say of every number."""
     body = Body(shape)
-    if last.choice is not None:
-        body.lines += [
-            f"passing = hide({body.of(last.choice)}, inside, False, WHOLE)",
-            "one = passing.to(tl.int32)",
-            "row = tl.sum(one, 1)",
-            "place = (tl.load(base + tile) + tl.cumsum(row, 0) - row)[:, None] + tl.cumsum(one, 1) - one",
-            "kept = passing & (place < tl.load(facts + 5).to(tl.int32))",
-        ]
     for i, one in enumerate(last.fields):
         if one.sent:
             body.lines += _stored(shape, body, one, i)
@@ -323,7 +366,7 @@ def kernel(shape: Shape, name: str, body: Body, *, sampled: bool = False) -> str
     """A pass over tiles of the gradients, or of samples of them."""
     columns = 32 if sampled else shape.columns
     lines = body.lines
-    reads = name == "write_message" or any("x" in _words(line) for line in lines)
+    reads = name in {"write_message", "count"} or any("x" in _words(line) for line in lines)
     where = [f"rows = tl.arange(0, {shape.size // columns})[:, None]", f"columns = tl.arange(0, {columns})[None, :]"]
     if sampled:  # runs of 32 numbers, one in so many
         where += [
@@ -340,8 +383,7 @@ def kernel(shape: Shape, name: str, body: Body, *, sampled: bool = False) -> str
         if not sampled:
             where += [
                 "if FLAG:",
-                "    bad = tl.max(tl.max(hide(tl.where(good, 0.0, 1.0), inside, 0.0, WHOLE), 1), 0)",
-                "    tl.store(partial + tile, bad)",
+                "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))",
             ]
     extra = ", seed_copies" if "seed_copies" in "".join(lines) else ""
     inner = indent("\n".join([*where, *lines]), "    ")
@@ -374,6 +416,8 @@ _LOADING = [
     "if RESIDUAL:",
     "    old = read(residual + at + offset, inside, WHOLE)",
     "    x += old",
+    "if FLAG:",
+    "    none = tl.sum(x * 0.0)  # not 0 if a number is bad; nothing is cheaper",
     "good = tl.abs(x) <= 3.4028234663852886e38",
     "x = tl.where(good, x, 0.0)",
 ]
