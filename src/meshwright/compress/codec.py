@@ -70,9 +70,9 @@ class Codec:
 
         arguments = (self.program, counts, torch.device(device), dtype or torch.float32)
         if torch.device(device).type == "cuda":
-            from meshwright.compress.triton_backend import TritonBatch
-
-            return TritonBatch(*arguments)
+            # Imported here and by its name: Triton is found beside CUDA only.
+            made: Batch = import_module("meshwright.compress.triton_backend").TritonBatch(*arguments)
+            return made
         from meshwright.compress.native import BuildError, NativeBatch, compiler
         from meshwright.compress.portable import PortableBatch
 
@@ -87,7 +87,7 @@ def codecs() -> dict[str, Codec]:
     """Every algorithm that is shipped, by name, with its usual options.
 
     >>> sorted(codecs())[:5]
-    ['bf16', 'dgc', 'fp16', 'graddrop', 'int4']
+    ['bf16', 'dgc', 'fp16', 'graddrop', 'homomorphic']
     """
     modules = (
         import_module(f"{algorithms.__name__}.{name}") for _, name, _ in pkgutil.iter_modules(algorithms.__path__)

@@ -146,6 +146,8 @@ def uniform() -> Node:
 
 
 def constant(value: float) -> Node:
+    if not isinstance(value, int | float) or not abs(value) < (2**31 if isinstance(value, int) else 2.0**128):
+        raise InputError(f"is {value!r}", field="a constant", valid="a traced value, or a number that 32 bits can hold")
     whole = isinstance(value, int) and not isinstance(value, bool)
     return Node("constant", over="constant", kind="int" if whole else "float", value=float(value))
 
@@ -179,6 +181,11 @@ def larger(x: Any, y: Any) -> Node:
 def where(condition: Node, one: Any, other: Any) -> Node:
     """`one` where the condition holds, `other` elsewhere."""
     return _made("where", condition, _node(one), _node(other))
+
+
+def equal(x: Any, y: Any) -> Node:
+    """Whether both are equal; `==` compares nothing, as traced values are told apart by it."""
+    return _two("eq", x, y)
 
 
 def half(x: Node, *, bfloat: bool = False) -> Node:
@@ -264,6 +271,12 @@ def _two(op: str, x: Any, y: Any) -> Node:
 
 def _made(op: str, *args: Node) -> Node:
     """An elementwise operation; its result belongs to what the finest of its operands does."""
+    if not all(isinstance(arg, Node) for arg in args):
+        raise InputError(
+            "has an operand that was not traced", field=op, valid="traced values; equal(x, y) instead of =="
+        )
+    if op in {"and", "or", "not"} and any(arg.kind != "bool" for arg in args):
+        raise InputError("combines what are no tests", field=op, valid="tests, such as g > 0")
     overs = {arg.over for arg in args}
     if "chosen" in overs and overs & {"number", "block"}:
         raise InputError("mixes chosen numbers with all of them", field=op, valid="choice.take(...) first")

@@ -139,10 +139,10 @@ static void pack_4(uint8_t *c, int64_t m, uint8_t *out) {
 }
 /* These read and write up to a word more than they must: messages and tiles are padded. */
 static void unpack_1(const uint8_t *in, int64_t m, uint8_t *c) {
-    for (int64_t i = 0; i < (m + 31) / 32; i++) {
-        uint32_t w;
-        memcpy(&w, in + 4 * i, 4);
-        for (int l = 0; l < 32; l++) c[32 * i + l] = (uint8_t)((w >> l) & 1u);
+    for (int64_t i = 0; i < (m + 7) / 8; i++) { /* byte j gets bit j, then anything but 0 becomes 1 */
+        uint64_t x = (in[i] * 0x0101010101010101u) & 0x8040201008040201u;
+        x = ((x + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u;
+        memcpy(c + 8 * i, &x, 8);
     }
 }
 static void unpack_2(const uint8_t *in, int64_t m, uint8_t *c) {

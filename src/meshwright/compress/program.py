@@ -155,7 +155,11 @@ def _check_decoded(decoded: Any) -> None:
     if not isinstance(decoded, Node):
         raise InputError(f"returns {type(decoded).__name__}", field="decode", valid="a value of every number")
     if decoded.over not in {"number", "block", "gradient", "constant"} or decoded.kind == "bool":
-        raise InputError(f"returns a {decoded.kind} of every {decoded.over}", field="decode", valid="of every number")
+        raise InputError(
+            f"returns a {decoded.kind} of every {decoded.over}",
+            field="decode",
+            valid="a float of every number; chosen ones are put there by spread(...)",
+        )
     for node in walk(decoded):
         if node.op in {"gradient", "uniform", "take", "threshold", "agreed"} or node.op in REDUCTIONS:
             raise InputError(f"uses {node.op}", field="decode", valid="fields of the message, arithmetic and spread")
@@ -190,8 +194,6 @@ def _read(field: Field) -> Node:
 
 def composed(decoded: Node, fields: Mapping[str, Field]) -> Node:
     """What `decode` will find, in terms of what `encode` has."""
-    if any(node.op == "field" and node.over == "chosen" for node in _outside_spread(decoded)):
-        raise InputError("uses chosen values where they are not spread", field="decode", valid="spread(...)")
 
     def found(node: Node, args: tuple[Node, ...]) -> Node:
         if node.op == "field":
@@ -202,13 +204,6 @@ def composed(decoded: Node, fields: Mapping[str, Field]) -> Node:
         return _with(node, args)
 
     return rebuilt(decoded, found)
-
-
-def _outside_spread(node: Node) -> Iterable[Node]:
-    yield node
-    if node.op != "spread":
-        for arg in node.args:
-            yield from _outside_spread(arg)
 
 
 def untaken(node: Node) -> Node:

@@ -238,20 +238,25 @@ OPERATIONS: dict[str, Any] = {
 def _stored(one: Field, value: Any) -> Array:
     """A field as bytes."""
     value = np.atleast_1d(value)
-    if one.dtype in {"u1", "u2", "u4"}:
+    if one.bits < 8:
         bits = (value.astype(np.uint8)[:, None] >> np.arange(one.bits, dtype=np.uint8)) & 1
         return np.packbits(bits.reshape(-1), bitorder="little")
     if one.dtype == "bf16":
-        return (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return value.astype(one.dtype.replace(str(one.bits), str(one.bits // 8))).view(np.uint8)
+        value = (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        value = value.astype(_numpy_type(one))
+    return np.frombuffer(value.tobytes(), np.uint8)
 
 
 def _loaded(one: Field, data: Array, length: int, real: Any) -> Array:
     """The values of a field."""
-    if one.dtype in {"u1", "u2", "u4"}:
+    if one.bits < 8:
         bits = np.unpackbits(data, count=length * one.bits, bitorder="little").reshape(length, one.bits)
-        return (bits << np.arange(one.bits, dtype=np.uint8)).sum(1).astype(np.int32)
+        return np.asarray((bits << np.arange(one.bits, dtype=np.uint8)).sum(1), np.int32)
     if one.dtype == "bf16":
-        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(real)
-    read = data.view(one.dtype.replace(str(one.bits), str(one.bits // 8)))
-    return read.astype(real if "f" in one.dtype else np.int32)
+        return np.asarray((data.view(np.uint16).astype(np.uint32) << 16).view(np.float32), real)
+    return np.asarray(data.view(_numpy_type(one)), real if "f" in one.dtype else np.int32)
+
+
+def _numpy_type(one: Field) -> str:
+    return one.dtype[0] + str(one.bits // 8)

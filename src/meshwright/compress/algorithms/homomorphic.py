@@ -1,29 +1,17 @@
 """Whole numbers on a scale that all processes share, so small that their sum fits: messages are added, not decoded."""
 
-from meshwright.compress.language import (
-    Fields,
-    Node,
-    Sent,
-    agreed,
-    floor,
-    largest,
-    magnitude,
-    pack,
-    smaller,
-    uniform,
-    where,
-)
+from meshwright.compress import language as la
 from meshwright.errors import InputError
 
 
-def encode(g: Node, *, bits: int = 8, members: int = 4) -> Sent:
+def encode(g: la.Node, *, bits: int = 8, members: int = 4) -> la.Sent:
     levels = _levels(bits, members)
-    scale = agreed(largest(magnitude(g)))
-    code = floor(where(scale > 0, g / scale * levels, 0.0) + uniform())
-    return {"code": pack(smaller(code, levels), bits, signed=True), "scale": scale}
+    scale = la.agreed(la.largest(la.magnitude(g)))
+    code = la.floor(la.where(scale > 0, g / scale * levels, 0.0) + la.uniform())
+    return {"code": la.pack(la.smaller(code, levels), bits, signed=True), "scale": scale}
 
 
-def decode(m: Fields, *, bits: int = 8, members: int = 4) -> Node:
+def decode(m: la.Fields, *, bits: int = 8, members: int = 4) -> la.Node:
     return m["code"] * (m["scale"] / _levels(bits, members))
 
 
