@@ -1,7 +1,8 @@
 """How fast every codec encodes and decodes, against a copy on the same device in the same run.
 
 Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once (a sampled one its
-sample), the last one writes the message, decoding reads the message and writes the numbers. On a CUDA device all kernels of
+sample; where numbers are chosen, one pass leaves a bit for each, and the chosen ones are read again), the last one writes the
+message, decoding reads the message and writes the numbers. On a CUDA device all kernels of
 one call are captured in a graph, so that the device is measured and not Python.
 """
 
@@ -17,7 +18,7 @@ import torch
 
 from meshwright.compress import codecs
 from meshwright.compress.language import REDUCTIONS
-from meshwright.compress.program import ROUNDS, Program, sampling, walk
+from meshwright.compress.program import ROUNDS, Program, capacity, sampling, walk
 
 CUDA = torch.cuda.is_available()
 NAMES = [name for name, codec in codecs().items() if codec.rounds == 1]
@@ -31,9 +32,8 @@ def read_by_encoding(program: Program, numbers: int) -> int:
         for node in one.reductions:
             if node.op == "threshold" and _reads(node):
                 looked += (1 + ROUNDS) * sampling(numbers, node.every)[1]
-    choice = program.encoding[-1].choice
-    looked += numbers * (choice is not None and _reads(choice) and CUDA)  # chosen numbers are counted before
-    return 4 * (looked + numbers)
+    chosen = max((capacity(numbers, one.part) for one in program.fields if one.over == "chosen"), default=0)
+    return 4 * (looked + numbers + (chosen + 2 * numbers // 32 if chosen and CUDA else 0))  # one bit each, there and back
 
 
 def _reads(node: Any) -> bool:

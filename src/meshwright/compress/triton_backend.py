@@ -21,7 +21,7 @@ from torch import Tensor
 from meshwright.compress.batch import Batch
 from meshwright.compress.language import Node
 from meshwright.compress.program import ROUNDS, Program, barriers, capacity, sampling, walk
-from meshwright.compress.triton_source import FIXED, Shape, source, sums
+from meshwright.compress.triton_source import Shape, source, sums
 
 TILE, WARPS = 4096, 4
 _COPIES = 64  # of the counters of a threshold: additions to one place wait for each other
@@ -41,12 +41,13 @@ class TritonBatch(Batch):
         self._last = program.encoding[-1]
         self._room = [capacity(one, self._part) if self._part else 0 for one in self.counts]
         lengths = np.array(self.counts, np.int64)
-        self._tiles, first, many = self._tiling(lengths)
+        self._tiles, first, many = self._tiling(lengths, self._tile)
         self._segments = self._table(
             np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room),
             *(np.array(column) for column in self._fields()),
         )  # fmt: skip
-        self._chosen = self._tiling(np.array(self._room, np.int64))[0] if self._part else self._tiles
+        rooms = np.array(self._room, np.int64)
+        self._decoded = self._tiling(rooms, self._tile, inside=True)[0] if self._part else self._tiles
         self._samples = {id(node): self._sample(node) for node in self._shape_nodes() if node.op == "threshold"}
         self._copies = min(_COPIES, 1 << int(max(many, default=0)).bit_length())
         self._scratch(len(self._tiles), len(self._shape.stats))
@@ -69,24 +70,20 @@ class TritonBatch(Batch):
     def _table(self, *columns: Any) -> Tensor:
         return torch.from_numpy(np.stack(columns, axis=1).astype(np.int64)).to(self.device)
 
-    def _tiling(self, lengths: Any) -> tuple[Tensor, Any, Any]:
-        """Tiles (where their gradient or they begin in the buffer, gradient, where in the gradient, how long), and for each
-        gradient the first and how many."""
-        many = -(-lengths // self._tile)
+    def _tiling(self, lengths: Any, size: int, *, inside: bool = False) -> tuple[Tensor, Any, Any]:
+        """Tiles (where they, or with `inside` their gradient, begin in the buffer; gradient; where in it; how long), and for
+        each gradient the first of them and how many."""
+        many = -(-lengths // size)
         first = np.cumsum(many) - many
         which = np.repeat(np.arange(len(lengths)), many)
-        start = (np.arange(many.sum()) - first[which]) * self._tile
-        at = np.array(self.starts[:-1], np.int64)[which]
-        if lengths.tolist() == list(self.counts):
-            at = at + start
-        return self._table(at, which, start, np.minimum(lengths[which] - start, self._tile)), first, many
+        start = (np.arange(many.sum()) - first[which]) * size
+        at = np.array(self.starts[:-1], np.int64)[which] + (0 if inside else start)
+        return self._table(at, which, start, np.minimum(lengths[which] - start, size)), first, many
 
     def _sample(self, node: Node) -> tuple[Tensor, Tensor]:
         """Tiles of what a threshold looks at, and of each gradient: first tile, tiles, numbers to reach it, step."""
         steps, seen = np.array([sampling(one, node.every) for one in self.counts], np.int64).reshape(-1, 2).T
-        tiles, first, many = self._tiling(seen)
-        if seen.tolist() == list(self.counts):
-            tiles[:, 0] -= tiles[:, 2]
+        tiles, first, many = self._tiling(seen, self._shape.sampled, inside=True)
         reach = np.array([capacity(int(one), node.value) for one in seen], np.int64)
         return tiles, self._table(first, many, reach, steps)
 
@@ -179,9 +176,9 @@ class TritonBatch(Batch):
         self.check(message, out, out=True)
         if self._part and not add:
             out.zero_()
-        if len(self._chosen):
-            self._kernels["decode"][(len(self._chosen),)](
-                message, out, self.agreed, self._chosen, self._segments, add, self._aligned, num_warps=self._warps
+        if len(self._decoded):
+            self._kernels["decode"][(len(self._decoded),)](
+                message, out, self.agreed, self._decoded, self._segments, add, self._aligned, num_warps=self._warps
             )
 
 
@@ -235,5 +232,3 @@ def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Callable[...,
     exec(compile(text, name, "exec"), names)
     return shape, names
 
-
-assert FIXED == 6

@@ -37,6 +37,11 @@ class Shape:
     stats: dict[int, int]  # place of each statistic of a gradient
 
     @property
+    def sampled(self) -> int:
+        """Numbers of a tile of what a threshold looks at: more, since the counts of a tile cost as much as many numbers."""
+        return max(self.size, min(4 * self.size, 16384))
+
+    @property
     def columns(self) -> int:
         return self.program.block or COLUMNS
 
@@ -364,10 +369,10 @@ def _stored(shape: Shape, body: Body, one: Field, place: int) -> list[str]:
 
 def kernel(shape: Shape, name: str, body: Body, *, sampled: bool = False) -> str:
     """A pass over tiles of the gradients, or of samples of them."""
-    columns = 32 if sampled else shape.columns
+    size, columns = (shape.sampled, 32) if sampled else (shape.size, shape.columns)
     lines = body.lines
     reads = name in {"write_message", "count"} or any("x" in _words(line) for line in lines)
-    where = [f"rows = tl.arange(0, {shape.size // columns})[:, None]", f"columns = tl.arange(0, {columns})[None, :]"]
+    where = [f"rows = tl.arange(0, {size // columns})[:, None]", f"columns = tl.arange(0, {columns})[None, :]"]
     if sampled:  # runs of 32 numbers, one in so many
         where += [
             "step = tl.load(sample + segment * 4 + 3).to(tl.int32)",
@@ -396,8 +401,8 @@ def {name}_tile({_ARGUMENTS}{extra}, tile, at, segment, start, length, {_FLAGS.r
 
 @triton.jit(do_not_specialize=["seed", "many"])
 def {name}({_ARGUMENTS}{extra}, {_FLAGS}):
-{indent(_TILE.format(size=shape.size), "    ")}
-    if length == {shape.size}:
+{indent(_TILE.format(size=size), "    ")}
+    if length == {size}:
         {name}_tile({passed}, True)
     else:
         {name}_tile({passed}, False)
