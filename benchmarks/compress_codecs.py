@@ -1,9 +1,9 @@
 """How fast every codec encodes and decodes, against a copy on the same device in the same run.
 
 Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once (a sampled one its
-sample; where numbers are chosen, one pass leaves a bit for each, and the chosen ones are read again), the last one writes the
-message, decoding reads the message and writes the numbers. On a CUDA device all kernels of
-one call are captured in a graph, so that the device is measured and not Python.
+sample; where numbers are chosen, one pass leaves a bit for each, and the chosen ones are read again), the last one writes
+the message, decoding reads the message and writes the numbers. On a CUDA device all kernels of one call are captured in a
+graph, so that the device is measured and not Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def read_by_encoding(program: Program, numbers: int) -> int:
             if node.op == "threshold" and _reads(node):
                 looked += (1 + ROUNDS) * sampling(numbers, node.every)[1]
     chosen = max((capacity(numbers, one.part) for one in program.fields if one.over == "chosen"), default=0)
-    return 4 * (looked + numbers + (chosen + 2 * numbers // 32 if chosen and CUDA else 0))  # one bit each, there and back
+    return 4 * (
+        looked + numbers + (chosen + 2 * numbers // 32 if chosen and CUDA else 0)
+    )  # one bit each, there and back
 
 
 def _reads(node: Any) -> bool:

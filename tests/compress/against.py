@@ -46,9 +46,7 @@ def compare(batch: Batch, flat: Tensor, *, seed: int = 3, allowed: float = ALLOW
     _same_without_residual(batch, flat, wanted, message, seed, allowed)
 
 
-def _differing(
-    batch: Batch, i: int, message: Tensor, out: Tensor, flat: Tensor, before: Tensor, seed: int
-) -> int:
+def _differing(batch: Batch, i: int, message: Tensor, out: Tensor, flat: Tensor, before: Tensor, seed: int) -> int:
     """Numbers of one gradient for which the message of the reference says something else."""
     program: Program = batch.program
     part = slice(batch.starts[i], batch.starts[i + 1])

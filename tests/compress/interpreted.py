@@ -89,7 +89,9 @@ def test_an_algorithm_of_ones_own() -> None:
 
     def encode(g: Any) -> Any:
         size = mean(magnitude(g))
-        above = total(where(magnitude(g) > size, magnitude(g), 0.0)) / larger(total(where(magnitude(g) > size, 1, 0)), 1)
+        above = total(where(magnitude(g) > size, magnitude(g), 0.0)) / larger(
+            total(where(magnitude(g) > size, 1, 0)), 1
+        )
         chosen = choose((magnitude(g) >= above) & (index() >= 3), 0.2)
         return {"index": chosen.index, "times": chosen.take(g) / above, "above": above}
 

@@ -1,5 +1,5 @@
-"""Generated Triton kernels, run by Triton's interpreter: in a process of its own, since what a kernel becomes is decided when
-Triton is imported."""
+"""Generated Triton kernels, run by Triton's interpreter: in a process of its own, since what a kernel becomes is decided
+when Triton is imported."""
 
 from __future__ import annotations
 

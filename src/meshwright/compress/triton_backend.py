@@ -9,7 +9,7 @@ the gradient's flag: a codec of one pass has written its message before all of a
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -21,7 +21,8 @@ from torch import Tensor
 from meshwright.compress.batch import Batch
 from meshwright.compress.language import Node
 from meshwright.compress.program import ROUNDS, Program, barriers, capacity, sampling, walk
-from meshwright.compress.triton_source import Shape, source, sums
+from meshwright.compress.triton_source import source, sums
+from meshwright.compress.triton_values import Shape
 
 TILE, WARPS = 4096, 4
 _COPIES = 64  # of the counters of a threshold: additions to one place wait for each other
@@ -144,7 +145,15 @@ class TritonBatch(Batch):
         run.over(f"top_{slot}", tiles, sample=sample)
         self._kernels["begin"][grid](sample, self._partial, self._candidates, num_warps=8)
         for turn in range(ROUNDS):
-            run.over(f"try_{slot}", tiles, flag=turn == 0, sample=sample, found=self._counters, base=self._candidates, more=(self._copies,))
+            run.over(
+                f"try_{slot}",
+                tiles,
+                flag=turn == 0,
+                sample=sample,
+                found=self._counters,
+                base=self._candidates,
+                more=(self._copies,),
+            )
             self._kernels["narrow"][grid](
                 sample, self._counters, self._candidates, self._stats, self._copies, self._stats.shape[1], slot,
                 turn == 0, turn == ROUNDS - 1, num_warps=1, enable_fp_fusion=False,
@@ -219,7 +228,7 @@ def known(nodes: list[Node]) -> list[Node]:
 
 
 @cache
-def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Callable[..., Any]]]:
+def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Any]]:
     """The kernels of a program, by name; Triton compiles each when it is first launched."""
     from meshwright.compress import triton_parts
 
@@ -231,4 +240,3 @@ def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Callable[...,
     names: dict[str, Any] = {**vars(triton_parts), "__name__": "meshwright.compress.generated"}
     exec(compile(text, name, "exec"), names)
     return shape, names
-

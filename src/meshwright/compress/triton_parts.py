@@ -17,21 +17,21 @@ _POSITIVE = tl.constexpr(2.0**-149)  # the least number that is more than nothin
 
 @triton.jit
 def read(pointer, inside, whole: tl.constexpr):
-    if whole:
-        return tl.load(pointer)
-    else:
-        return tl.load(pointer, mask=inside, other=0)
+    return tl.load(pointer) if whole else tl.load(pointer, mask=inside, other=0)
+
+
+@triton.jit
+def to_bfloat(value):
+    """Rounded by hand: the interpreter cuts off."""
+    bits = value.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @triton.jit
 def cast(value, to: tl.constexpr):
-    """Rounded to the nearest; to bfloat16 by hand, since the interpreter cuts off."""
-    if to == tl.bfloat16 and value.dtype == tl.float32:
-        bits = value.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
-    else:
-        return value.to(to)
+    """Rounded to the nearest."""
+    return to_bfloat(value) if to == tl.bfloat16 and value.dtype == tl.float32 else value.to(to)
 
 
 @triton.jit
@@ -46,10 +46,7 @@ def write(pointer, value, inside, whole: tl.constexpr):
 @triton.jit
 def hide(value, inside, other, whole: tl.constexpr):
     """A value that counts for nothing outside a gradient."""
-    if whole:
-        return value
-    else:
-        return tl.where(inside, value, other)
+    return value if whole else tl.where(inside, value, other)
 
 
 @triton.jit
