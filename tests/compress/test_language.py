@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,3 +234,9 @@ def test_buffers_that_do_not_fit_are_refused() -> None:
     for call in wrong:
         with pytest.raises(InputError):
             call()
+
+
+def test_what_the_page_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/compress.md").read_text()
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    assert "32 times smaller, 0.60 of it is lost" in capsys.readouterr().out

@@ -99,20 +99,19 @@ def compiler() -> str:
     return next((found for name in wanted if name and (found := shutil.which(name))), "")
 
 
-_built: dict[str, Any] = {}
-
-
 def library(program: Program, number: str) -> Any:
     """The compiled program for gradients of a type (f32, f16, bf16)."""
-    source = c_source(program, number)
-    if source not in _built:
-        loaded = ctypes.CDLL(str(_shared_object(source)))
-        pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, pointer, whole]
-        loaded.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
-        loaded.encode.restype = loaded.decode.restype = None
-        _built[source] = loaded
-    return _built[source]
+    return _loaded(c_source(program, number))
+
+
+@cache
+def _loaded(source: str) -> Any:
+    loaded = ctypes.CDLL(str(_shared_object(source)))
+    pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, pointer, whole]
+    loaded.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
+    loaded.encode.restype = loaded.decode.restype = None
+    return loaded
 
 
 def _shared_object(source: str) -> Path:
