@@ -38,7 +38,7 @@ def compare(batch: Batch, flat: Tensor, *, seed: int = 3, allowed: float = ALLOW
     assert torch.allclose(out + residual, wanted, rtol=0, atol=2e-6 * scale), "the residual is what the message leaves"
     differ = 0
     for i in range(len(batch.counts)):
-        differ += _differing(batch, i, message, out, flat, before, seed)
+        differ += _differing(batch, i, message, out, wanted, seed)
     assert differ <= allowed * flat.numel(), f"{differ} of {flat.numel()} numbers differ"
     once = out.clone()
     batch.decode(message, out, add=True)
@@ -46,19 +46,19 @@ def compare(batch: Batch, flat: Tensor, *, seed: int = 3, allowed: float = ALLOW
     _same_without_residual(batch, flat, wanted, message, seed, allowed)
 
 
-def _differing(batch: Batch, i: int, message: Tensor, out: Tensor, flat: Tensor, before: Tensor, seed: int) -> int:
+def _differing(batch: Batch, i: int, message: Tensor, out: Tensor, wanted: Tensor, seed: int) -> int:
     """Numbers of one gradient for which the message of the reference says something else."""
     program: Program = batch.program
     part = slice(batch.starts[i], batch.starts[i + 1])
-    count, numbers = batch.counts[i], flat[part].double().cpu().numpy()
+    count, numbers = batch.counts[i], wanted[part].double().cpu().numpy()  # the sum as float32 has it
     agreed = float(batch.agreed[i]) if program.agrees is not None else None
     mine = message[batch.places[i] : batch.places[i + 1]].cpu().numpy()
     found, peer = (out[part].double().cpu().numpy(), decoded(program, mine, count, agreed=agreed))
     top = np.abs(peer).max(initial=1e-30)
     assert np.allclose(found, peer, rtol=1e-6, atol=2e-7 * top), "a message says the same everywhere"
-    expected, _ = encoded(program, numbers, residual=before[part].cpu().numpy(), seed=seed, agreed=agreed)
-    wanted = decoded(program, expected, count, agreed=agreed)
-    return int(np.count_nonzero(np.abs(found - wanted) > 1e-5 * np.abs(wanted) + 1e-6 * top))
+    expected, _ = encoded(program, numbers, seed=seed, agreed=agreed)
+    said = decoded(program, expected, count, agreed=agreed)
+    return int(np.count_nonzero(np.abs(found - said) > 1e-5 * np.abs(said) + 1e-6 * top))
 
 
 def _same_without_residual(
@@ -76,8 +76,8 @@ def _same_without_residual(
 
 def bad_numbers_stay_alone(batch: Batch, flat: Tensor, bad: Sequence[tuple[int, float]]) -> None:
     """Only the gradients that have them are told of, and nothing that is not finite is said of any."""
-    clean, message = flat.clone(), batch.new_message()
-    batch.encode(clean, message, seed=5)
+    message = batch.new_message()
+    batch.encode(flat, message, residual=torch.zeros_like(flat), seed=5)
     expected, found = torch.empty_like(flat), torch.empty_like(flat)
     batch.decode(message, expected)
     for which, value in bad:
