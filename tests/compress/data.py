@@ -30,6 +30,9 @@ OTHERS = [
 ]
 ALL = [codec(name) for name in NAMES] + OTHERS
 
+# Options do not change how numbers are loaded: halves are tried with the usual ones.
+TYPED = [(one, torch.float32) for one in ALL] + [(codec(name), dtype) for name in NAMES for dtype in DTYPES[1:]]
+
 
 def called(one: Codec) -> str:
     usual = codec(one.name).options

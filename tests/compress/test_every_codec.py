@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from meshwright.compress import Codec
 from meshwright.compress.native import compiler
 from meshwright.compress.reference import decoded, encoded
-from tests.compress.data import ALL, DTYPES, KINDS, SIZES, SPARSE, both, called, numbers, received, sent
+from tests.compress.data import ALL, KINDS, SIZES, SPARSE, TYPED, both, called, numbers, received, sent
 
 every_codec = pytest.mark.parametrize("one", ALL, ids=called)
+typed_codec = pytest.mark.parametrize(("one", "dtype"), TYPED, ids=[f"{called(one)}-{dtype}" for one, dtype in TYPED])
 needs_compiler = pytest.mark.skipif(not compiler(), reason="no C compiler")
 sizes = st.lists(st.one_of(st.integers(0, 70), st.sampled_from(SIZES)), min_size=1, max_size=4)
 kinds = st.sampled_from(KINDS)
@@ -22,8 +23,7 @@ few = settings(max_examples=12, deadline=None)
 
 
 @needs_compiler
-@every_codec
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@typed_codec
 def test_c_and_numpy_agree_on_every_size(one: Codec, dtype: torch.dtype) -> None:
     native, portable = both(one, SIZES, dtype)
     flat = numbers("normal", sum(SIZES)).to(dtype)
@@ -97,9 +97,8 @@ def test_gradients_together_are_as_each_alone(one: Codec, counts: list[int], kin
     assert message.numel() == one.bytes(counts)
 
 
-@every_codec
+@typed_codec
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bad_numbers_are_told_and_do_not_spread(one: Codec, bad: float, dtype: torch.dtype) -> None:
     counts = [40, 1030, 300, 0, 7]
     flat = numbers("normal", sum(counts)).to(dtype)

@@ -98,6 +98,23 @@ def _agreed_and_own() -> Codec:
     return Codec("agreed", encode, decode)
 
 
+def _many_codes() -> Codec:
+    def encode(g: l.Node) -> l.Sent:
+        low = l.pack(g / 1e-3 + 2, 2)
+        return {
+            "a": l.pack(g > 0, 1),
+            "b": low,
+            "c": l.pack(g > 1e-3, 1),
+            "d": l.pack(l.index(), 4),
+            "e": l.pack(-g, 8),
+        }
+
+    def decode(m: l.Fields) -> l.Node:
+        return m["a"] + m["b"] * 2.0 + m["c"] * 8 + m["d"] * 16 + m["e"] * 256
+
+    return Codec("codes", encode, decode)
+
+
 def _plain_numbers() -> Codec:
     return Codec("plain", lambda g: {"number": l.larger(g, -1e-3), "sixteen": l.pack(g > 0, 16)}, lambda m: m["number"])
 
@@ -106,7 +123,7 @@ OWN = [_arithmetic(), _blocks_of_blocks(), _chosen_arithmetic(), _one_statistic_
 
 
 @pytest.mark.skipif(not compiler(), reason="no C compiler")
-@pytest.mark.parametrize("one", [*OWN, _plain_numbers()], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [*OWN, _plain_numbers(), _many_codes()], ids=lambda one: one.name)
 @pytest.mark.parametrize("kind", ["normal", "zeros", "ties", "heavy"])
 def test_c_and_numpy_agree(one: Codec, kind: str) -> None:
     native, portable = both(one, SIZES)

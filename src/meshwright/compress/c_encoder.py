@@ -6,43 +6,56 @@ from meshwright.compress.c_writer import C_TYPES, Writer, places, type_, word
 from meshwright.compress.language import REDUCTIONS, Node
 from meshwright.compress.program import ENOUGH, ROUNDS, RUN, SMALLEST, Field, Pass, depth, is_barrier, untaken, walk
 
+# How the reduction of a whole gradient is kept while it is found, and where it begins.
+_KEPT = {
+    ("total", "float"): ("double", "0"),
+    ("largest", "float"): ("float", "-INFINITY"),
+    ("smallest", "float"): ("float", "INFINITY"),
+    ("total", "int"): ("int64_t", "0"),
+    ("largest", "int"): ("int32_t", "INT32_MIN"),
+    ("smallest", "int"): ("int32_t", "INT32_MAX"),
+}
+_REPEAT = "if (bad && !zero) { zero = 1; goto again; }"  # a bad gradient is encoded again, as zeros
+
 
 class Encoder(Writer):
     """The function that encodes one gradient."""
 
     def text(self) -> str:
-        program = self.program
+        program, size = self.program, self.unit + 64
         self.line(
             "INLINE void encode_one(const NUMBER *flat, float *res, uint8_t *msg, int64_t n, uint32_t seed, float *agreed,",
             "                       int32_t *was_bad, const int mode, const int feed) {",
-            f"float v[{self.unit + 64}], e[{self.unit + 64}];",
-            f"int32_t w[{self.unit + 64}], places[{self.unit + 64}];",
-            f"uint8_t keep[{self.unit + 64}], codes[{self.unit + 64}];",
-            "(void)e; (void)w; (void)places; (void)keep; (void)codes; (void)seed;",
+            f"float v[{size}], e[{size}];",
+            f"int32_t w[{size}], places[{size}];",
+            f"uint8_t keep[{size}];",
+            *(f"uint8_t codes{i}[{size}];" for i, one in enumerate(program.fields) if one.bits < 8),
             *places(program.fields),
-            "if (!n) { *agreed = 0; if (mode != 1) memset(msg, 0, (size_t)end); return; }",
-            "int zero = mode == 2 ? *was_bad : 0;",
+            "if (!n) { *agreed = 0; if (mode != MEASURE) memset(msg, 0, (size_t)end); return; }",
+            "int zero = mode == REST ? *was_bad : 0;",
         )
         late = _sees_part(program.encoding[0])
         if late:
-            self.line("if (feed && mode != 2) zero = any_bad(flat, res, n); /* the last pass changes the residual */")
+            self.line(
+                "if (feed && mode != REST) zero = any_bad(flat, res, n); /* the last pass changes the residual */"
+            )
         scalars = self._scalars()
         for node in scalars:
             self.line(f"{C_TYPES[node.kind]} {self.name(node)} = 0;")
         self.line("again:;", "int bad = zero;")
         self._level(scalars, 0)
         for one in program.encoding[:-1]:
-            self.line("{" if self._after_agreement(one) else "if (mode != 2) {")
+            self.line("{" if self._after_agreement(one) else "if (mode != REST) {")
             self._reductions(one)
             self.line("}")
             if not one.level:
-                self.line("if (bad && !zero) { zero = 1; goto again; }")
+                self.line(_REPEAT)
             self._agree(one)
             self._level(scalars, one.level + 1)
-        self.line("if (mode == 1) return;")
+        self.line("if (mode == MEASURE) return;")
         self._message(program.encoding[-1])
         if late:
-            self.line("if (bad && !zero) { zero = 1; goto again; }")
+            self.line(_REPEAT)
         self.line("((uint32_t *)msg)[0] = (uint32_t)zero;", "}")
         return "\n".join(self.lines)
 
@@ -78,7 +91,7 @@ class Encoder(Writer):
     def _agree(self, one: Pass) -> None:
         if self.program.agrees is not None and any(node is self.program.agrees for node in one.reductions):
             mine, of = self.name(self.program.agrees), self.name(self.program.agrees.args[0])
-            self.line(f"if (mode != 2) {{ *agreed = (float){of}; *was_bad = zero; }}", f"{mine} = *agreed;")
+            self.line(f"if (mode != REST) {{ *agreed = (float){of}; *was_bad = zero; }}", f"{mine} = *agreed;")
 
     def _tiles(self, unit: str = "", step: str = "1") -> None:
         unit = unit or str(self.unit)
@@ -92,27 +105,16 @@ class Encoder(Writer):
         plain = [node for node in one.reductions if node.op in REDUCTIONS]
         if plain:
             for node in plain:
-                kind = (
-                    "double"
-                    if node.kind == "float" and node.op == "total"
-                    else "int64_t"
-                    if node.kind == "int"
-                    else "float"
-                )
-                first = {"total": "0", "largest": "-INFINITY", "smallest": "INFINITY"}[node.op]
-                if node.kind == "int" and node.op != "total":
-                    first = "INT32_MIN" if node.op == "largest" else "INT32_MAX"
-                self.line(f"{kind} a_{self.name(node)} = {first};")
+                kind, first = _KEPT[node.op, node.kind]
+                self.line(f"{kind} all_{self.name(node)} = {first};")
             self._tiles()
             self.blocks([node.args[0] for node in plain])
             for node in plain:
-                array = "e" if node.kind == "float" else "w"
+                array, kept = "e" if node.kind == "float" else "w", f"all_{self.name(node)}"
                 self.loop([(f"{array}[i] = {{}};", node.args[0])])
-                sum_ = f"a_{self.name(node)}"
-                self.line(f"{sum_} = {node.op}_{node.kind}({array}, m, {sum_});")
+                self.line(f"{kept} = {node.op}_{node.kind}({array}, m, {kept});")
             self.line("}")
-            for node in plain:
-                self.line(f"{self.name(node)} = ({C_TYPES[node.kind]})a_{self.name(node)};")
+            self.line(*(f"{self.name(node)} = ({C_TYPES[node.kind]})all_{self.name(node)};" for node in plain))
         for node in one.reductions:
             if node.op == "threshold":
                 self._threshold(node)
@@ -129,7 +131,7 @@ class Encoder(Writer):
         self.line("high = largest_float(e, m, high); some += positive(e, m); seen += m; }")
         self.line(
             f"const int64_t k = capacity(seen, {node.value.hex()});",
-            "if (bad && !zero) { zero = 1; goto again; }",
+            _REPEAT,
             f"if (some <= k) high = {SMALLEST.hex()}f;",
             f"else for (int turn = 0; turn < {ROUNDS}; turn++) {{",
             "attempts(low, high, turn, tries); memset(counts, 0, sizeof counts);",
@@ -141,55 +143,62 @@ class Encoder(Writer):
         self.line(f"{self.name(node)} = high; }}")
 
     def _message(self, last: Pass) -> None:
-        # Only what follows the codes in the last 16 bytes of a field would be left from an earlier message.
-        self.line("memset(msg, 0, 16);")
-        for i, _one in enumerate(last.fields):
-            after = f"at{i + 1}" if i + 1 < len(last.fields) else "end"
-            self.line(f"if ({after} > at{i}) memset(msg + {after} - 16, 0, 16);")
-        numbers = [(i, one) for i, one in enumerate(last.fields) if one.over == "number"]
-        chosen = [(i, one, untaken(one.node)) for i, one in enumerate(last.fields) if one.over == "chosen"]
-        for i, one in enumerate(last.fields):
-            if one.over == "gradient" and one.sent:
-                self.line(f"(({type_(one)} *)(msg + at{i}))[0] = {word(one, self.name(one.node))};")
         assert last.result is not None
+        fields = list(enumerate(last.fields))
+        numbers = [(i, one) for i, one in fields if one.over == "number"]
+        chosen = [(i, one, untaken(one.node)) for i, one in fields if one.over == "chosen"]
+        # Beyond the codes, the last 16 bytes of a field would be left from an earlier message.
+        self.line("memset(msg, 0, 16);")
+        self.line(*(f"if ({self._after(i)} > at{i}) memset(msg + {self._after(i)} - 16, 0, 16);" for i, _ in fields))
+        self._coarse("gradient", "0")
         if chosen:
-            self.line(f"const int64_t all = capacity(n, {chosen[0][1].part.hex()}); int64_t chosen = 0;")
+            self.line(f"const int64_t room = capacity(n, {chosen[0][1].part.hex()}); int64_t chosen = 0;")
         self._tiles()
-        roots = [one.node for _, one in numbers] + [one.node for one in last.fields if one.over == "block"]
-        roots += [last.result, *(node for _, _, node in chosen), *([last.choice] if last.choice is not None else [])]
-        self.blocks(roots)
-        for i, one in enumerate(last.fields):
-            if one.over == "block":
-                self.line(f"(({type_(one)} *)(msg + at{i}))[base / {self.unit}] = {word(one, self.name(one.node))};")
+        self.blocks(
+            [last.result, *(node for _, _, node in chosen), *(one.node for _, one in fields if one.over != "chosen")]
+        )
+        self._coarse("block", f"base / {self.unit}")
         if last.choice is not None:
             self._chosen(last.choice, chosen)
+        self._numbers(numbers, last.result)
+        self.line("}")
+        if chosen:
+            self.line("((uint32_t *)msg)[1] = (uint32_t)chosen;")
+        for i, one, _ in chosen:  # places that were not needed
+            used = f"at{i} + chosen * {one.bits // 8}"
+            self.line(f"memset(msg + {used}, 0, (size_t)({self._after(i)} - ({used})));")
+
+    def _after(self, i: int) -> str:
+        return f"at{i + 1}" if i + 1 < len(self.program.fields) else "end"
+
+    def _coarse(self, over: str, place: str) -> None:
+        """Write the fields that have one value for every gradient or block."""
+        for i, one in enumerate(self.program.fields):
+            if one.over == over and one.sent:
+                self.line(f"(({type_(one)} *)(msg + at{i}))[{place}] = {word(one, self.name(one.node))};")
+
+    def _numbers(self, numbers: list[tuple[int, Field]], result: Node) -> None:
+        """Write the fields that have one value for every number, and the residual, in one loop."""
         # A number that is rounded where it is stored need not be rounded before.
         plain = [one.node.args[0] if one.dtype in {"f16", "bf16"} else one.node for _, one in numbers]
         targets = [(self._stored(i, one), node) for (i, one), node in zip(numbers, plain, strict=True)]
         self.line("if (feed && !zero) {")
-        self.loop([*targets, ("res[base + i] = v[i] - {};", last.result)])
+        self.loop([*targets, ("res[base + i] = v[i] - {};", result)])
         self.line("} else {")
         self.loop(targets)
         self.line("}")
         for i, one in numbers:
             if one.bits < 8:
-                self.line(f"pack_{one.bits}(codes, m, msg + at{i} + base * {one.bits} / 8);")
-        self.line("}")
-        if chosen:
-            self.line("((uint32_t *)msg)[1] = (uint32_t)chosen;")
-            for i, one, _ in chosen:  # places that were not needed
-                after = f"at{i + 1}" if i + 1 < len(last.fields) else "end"
-                used = f"at{i} + chosen * {one.bits // 8}"
-                self.line(f"memset(msg + {used}, 0, (size_t)({after} - ({used})));")
+                self.line(f"pack_{one.bits}(codes{i}, m, msg + at{i} + base * {one.bits} / 8);")
 
     def _stored(self, i: int, one: Field) -> str:
         if one.bits < 8:
-            return "codes[i] = (uint8_t){};"
+            return f"codes{i}[i] = (uint8_t){{}};"
         return f"(({type_(one)} *)(msg + at{i}))[base + i] = {word(one, '{}')};"
 
     def _chosen(self, choice: Node, chosen: list[tuple[int, Field, Node]]) -> None:
         self.loop([("keep[i] = (uint8_t){};", choice)])
-        self.line("const int64_t here = collected(keep, m, all - chosen, places);", "if (here) {")
+        self.line("const int64_t here = collected(keep, m, room - chosen, places);", "if (here) {")
         for i, one, node in chosen:
             array = "e" if node.kind == "float" else "w"
             self.loop([(f"{array}[i] = {{}};", node)])

@@ -84,22 +84,18 @@ class Writer:
     def declared(self, node: Node) -> str:
         return f"const {C_TYPES[node.kind]} {self.name(node)} = {self.formula(node)};"
 
-    def loop(self, targets: list[tuple[str, Node]], over: str = "number", limit: str = "m") -> None:
+    def loop(self, targets: list[tuple[str, Node]]) -> None:
         """One loop for several results; each target has {} where its value goes."""
-        self.line(f"for (int64_t i = 0; i < {limit}; i++) {{")
-        seen: set[int] = set()
-        for _, root in targets:
-            for node in self.computed(root, over):
-                if id(node) not in seen:
-                    seen.add(id(node))
-                    self.line(self.declared(node))
+        if not targets:
+            return
+        needed = {id(node): node for _, root in targets for node in self.computed(root, "number")}
+        self.line("for (int64_t i = 0; i < m; i++) {", *map(self.declared, needed.values()))
         self.line(*(target.format(self.name(root)) for target, root in targets), "}")
 
     def computed(self, root: Node, over: str) -> list[Node]:
-        """What must be computed anew for each number (or block, or chosen number), operands first."""
-        leaves = {"gradient", "index", "count", "kept", "constant", "field", "spread"}
-        found = until_barriers(root)
-        return [node for node in found if node.over == over and node.op not in leaves and not (is_barrier(node))]
+        """What must be computed anew for each number (or chosen number), operands first."""
+        leaves = {"gradient", "index", "kept", "field", "spread"}
+        return [node for node in until_barriers(root) if node.over == over and node.op not in leaves]
 
     def blocks(self, roots: list[Node]) -> None:
         """Statistics of the block that is in the tile, and what follows from them."""

@@ -293,6 +293,6 @@ def _made(op: str, *args: Node) -> Node:
 def _reduced(op: str, x: Node, block: int) -> Node:
     if x.over != "number":
         raise InputError(f"a value of every {x.over} is reduced", field=op, valid="one of every number")
-    if block and (block < 32 or block & (block - 1)):
-        raise InputError(f"is {block}", field="block", valid="a power of two from 32")
+    if block and (not 32 <= block <= 16384 or block & (block - 1)):
+        raise InputError(f"is {block}", field="block", valid="a power of two from 32 to 16384")
     return Node(op, (x,), "block" if block else "gradient", x.kind if x.kind == "int" else "float", block)

@@ -9,6 +9,8 @@
 #define LANES 32
 /* Arrays of tiles are 64 longer than tiles: packing works in whole words. */
 
+enum { ALL, MEASURE, REST }; /* encode; only find what processes agree on; encode once they have agreed */
+
 typedef union { float f; uint32_t u; } Bits;
 INLINE uint32_t bits_of(float x) { Bits b; b.f = x; return b.u; }
 INLINE float float_of(uint32_t x) { Bits b; b.u = x; return b.f; }

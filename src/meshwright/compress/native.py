@@ -36,7 +36,7 @@ FLAGS = (
 )
 FASTEST_FIRST = (("-O3", "-march=native"), ("-O2",))
 BUILD_SECONDS = 120
-ALL, MEASURE, REST = 0, 1, 2
+ALL, MEASURE, REST = 0, 1, 2  # as in native.h
 
 
 class BuildError(MeshwrightError):
