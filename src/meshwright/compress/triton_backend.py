@@ -50,6 +50,8 @@ class TritonBatch(Batch):
         rooms = np.array(self._room, np.int64)
         self._decoded = self._tiling(rooms, self._tile, inside=True)[0] if self._part else self._tiles
         self._samples = {id(node): self._sample(node) for node in self._shape_nodes() if node.op == "threshold"}
+        # Results of the tiles of a gradient are put together by one program: at once if they are few, by a wide one else.
+        self._wide, self._joining = (1024, 4) if max(many, default=0) <= 1024 else (16384, 16)
         self._copies = min(_COPIES, 1 << int(max(many, default=0)).bit_length())
         self._scratch(len(self._tiles), len(self._shape.stats))
         aligned = int(np.gcd.reduce(np.array([16, *self.starts[:-1]])))
@@ -132,7 +134,14 @@ class TritonBatch(Batch):
                 flags = flag and not run.flagged
                 run.over(f"reduce_{one.level}", self._tiles, flag=flags)
                 self._kernels[f"finish_{one.level}"][(len(self.counts),)](
-                    run.message, self._segments, self._partial, self._stats, len(self._tiles), flags, num_warps=8
+                    run.message,
+                    self._segments,
+                    self._partial,
+                    self._stats,
+                    len(self._tiles),
+                    flags,
+                    self._wide,
+                    num_warps=self._joining,
                 )
                 run.flagged |= flags
             for node in one.reductions:
@@ -143,7 +152,7 @@ class TritonBatch(Batch):
         tiles, sample = self._samples[id(node)]
         slot, grid = self._shape.stats[id(node)], (len(self.counts),)
         run.over(f"top_{slot}", tiles, sample=sample)
-        self._kernels["begin"][grid](sample, self._partial, self._candidates, num_warps=8)
+        self._kernels["begin"][grid](sample, self._partial, self._candidates, self._wide, num_warps=self._joining)
         for turn in range(ROUNDS):
             run.over(
                 f"try_{slot}",
@@ -155,8 +164,8 @@ class TritonBatch(Batch):
                 more=(self._copies,),
             )
             self._kernels["narrow"][grid](
-                sample, self._counters, self._candidates, self._stats, self._copies, self._stats.shape[1], slot,
-                turn == 0, turn == ROUNDS - 1, num_warps=1, enable_fp_fusion=False,
+                sample, self._counters, self._candidates, self._stats, self._stats.shape[1], slot, self._copies,
+                turn == 0, turn == ROUNDS - 1, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
 
     def _write(self, run: _Run) -> None:
@@ -166,14 +175,24 @@ class TritonBatch(Batch):
             return
         run.over("write_message", self._tiles, flag=not run.flagged)
         if not run.flagged:
-            self._kernels["heads"][grid](run.message, self._segments, self._partial, width, num_warps=8)
+            self._kernels["heads"][grid](
+                run.message, self._segments, self._partial, width, self._wide, num_warps=self._joining
+            )
 
     def _collect(self, run: _Run) -> None:
         """Count the chosen numbers of every tile, find where each tile writes, and write."""
         flags = not run.flagged
         run.over("count", self._tiles, flag=flags, message=self._bits)
         self._kernels["scan"][(len(self.counts),)](
-            run.message, self._segments, self._partial, self._found, self._base, flags, self._shape.width, num_warps=8
+            run.message,
+            self._segments,
+            self._partial,
+            self._found,
+            self._base,
+            flags,
+            self._shape.width,
+            self._wide,
+            num_warps=self._joining,
         )
         if len(self._tiles):
             self._kernels["collect"][(len(self._tiles),)](

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 TRIES = tl.constexpr(16)  # places for one threshold: how many numbers are positive, then how many reach each candidate
-_WIDE = tl.constexpr(4096)  # results of tiles that are reduced at once
 _SMALLEST = tl.constexpr(2.0**-126)
 _POSITIVE = tl.constexpr(2.0**-149)  # the least number that is more than nothing
 
@@ -103,35 +102,35 @@ def ones(word):
 
 
 @triton.jit
-def total_of(pointer, many):
-    found = tl.zeros((_WIDE,), pointer.dtype.element_ty)
-    at = tl.arange(0, _WIDE)
+def total_of(pointer, many, wide: tl.constexpr):
+    found = tl.zeros((wide,), pointer.dtype.element_ty)
+    at = tl.arange(0, wide)
     i = tl.zeros((), tl.int32)
     while i < many:
         found += tl.load(pointer + i + at, mask=i + at < many, other=0)
-        i += _WIDE
+        i += wide
     return tl.sum(found, 0)
 
 
 @triton.jit
-def largest_of(pointer, many, least):
-    at = tl.arange(0, _WIDE)
-    found = tl.full((_WIDE,), least, pointer.dtype.element_ty)
+def largest_of(pointer, many, least, wide: tl.constexpr):
+    at = tl.arange(0, wide)
+    found = tl.full((wide,), least, pointer.dtype.element_ty)
     i = tl.zeros((), tl.int32)
     while i < many:
         found = tl.maximum(found, tl.load(pointer + i + at, mask=i + at < many, other=least))
-        i += _WIDE
+        i += wide
     return tl.max(found, 0)
 
 
 @triton.jit
-def smallest_of(pointer, many, most):
-    at = tl.arange(0, _WIDE)
-    found = tl.full((_WIDE,), most, pointer.dtype.element_ty)
+def smallest_of(pointer, many, most, wide: tl.constexpr):
+    at = tl.arange(0, wide)
+    found = tl.full((wide,), most, pointer.dtype.element_ty)
     i = tl.zeros((), tl.int32)
     while i < many:
         found = tl.minimum(found, tl.load(pointer + i + at, mask=i + at < many, other=most))
-        i += _WIDE
+        i += wide
     return tl.min(found, 0)
 
 
@@ -144,19 +143,19 @@ def head(message, place, bad, many):
 
 
 @triton.jit
-def heads(message, segments, partial, width: tl.constexpr):
+def heads(message, segments, partial, width: tl.constexpr, wide: tl.constexpr):
     """Tell of bad numbers, where no other kernel has done so."""
     segment = segments + tl.program_id(0) * width
-    bad = largest_of(partial + tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), 0.0)
+    bad = largest_of(partial + tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), 0.0, wide)
     head(message, tl.load(segment + 2), bad, 0)
 
 
 @triton.jit
-def scan(message, segments, partial, found, base, flag: tl.constexpr, width: tl.constexpr):
+def scan(message, segments, partial, found, base, flag: tl.constexpr, width: tl.constexpr, wide: tl.constexpr):
     """Where each tile writes the first number it has chosen, and how many a gradient has chosen, as far as there is room."""
     segment = segments + tl.program_id(0) * width
     first, many = tl.load(segment + 3), tl.load(segment + 4).to(tl.int32)
-    at = tl.arange(0, _WIDE)
+    at = tl.arange(0, wide)
     before = tl.zeros((), tl.int32)
     i = tl.zeros((), tl.int32)
     while i < many:
@@ -164,21 +163,21 @@ def scan(message, segments, partial, found, base, flag: tl.constexpr, width: tl.
         here = tl.load(found + first + i + at, mask=inside, other=0)
         tl.store(base + first + i + at, before + tl.cumsum(here, 0) - here, mask=inside)
         before += tl.sum(here, 0)
-        i += _WIDE
+        i += wide
     chosen = tl.minimum(before, tl.load(segment + 5).to(tl.int32))
     place = tl.load(segment + 2)
     word = (message + place).to(tl.pointer_type(tl.int32))
     tl.store(word + 1, chosen)
     if flag:
-        tl.store(word, largest_of(partial + first, many, 0.0).to(tl.int32))
+        tl.store(word, largest_of(partial + first, many, 0.0, wide).to(tl.int32))
 
 
 @triton.jit
-def begin(sample, partial, candidates):
+def begin(sample, partial, candidates, wide: tl.constexpr):
     """The first candidates of a threshold: the largest number / 2^15 to / 2; the bracket is from nothing to the largest."""
     which = tl.program_id(0)
     first, many = tl.load(sample + which * 4), tl.load(sample + which * 4 + 1).to(tl.int32)
-    top = largest_of(partial + first, many, 0.0)
+    top = largest_of(partial + first, many, 0.0, wide)
     at = tl.arange(0, TRIES)
     power = ((111 + at) << 23).to(tl.float32, bitcast=True)  # 2^(at - 16)
     mine = candidates + which * 32
@@ -188,20 +187,19 @@ def begin(sample, partial, candidates):
 
 
 @triton.jit
-def narrow(sample, counts, candidates, stats, copies, slots, slot, first: tl.constexpr, last: tl.constexpr):
+def narrow(
+    sample, counts, candidates, stats, slots, slot, copies: tl.constexpr, first: tl.constexpr, last: tl.constexpr
+):
     """Keep the narrowest bracket whose lower end more than k numbers reach, and part it into 16. Product and sum are
     rounded one after the other, as on every device: this kernel must be compiled without fused ones."""
     which = tl.program_id(0)
     k = tl.load(sample + which * 4 + 2).to(tl.int32)
     mine = candidates + which * 32
     at = tl.arange(0, TRIES)
-    found = tl.zeros((TRIES,), tl.int32)
-    i = tl.zeros((), tl.int32)
-    while i < copies:
-        place = counts + (which * copies + i) * 16 + at
-        found += tl.load(place)
-        tl.store(place, tl.zeros((TRIES,), tl.int32))
-        i += 1
+    place = counts + which * copies * 16 + tl.arange(0, copies)[:, None] * 16 + at[None, :]
+    found = tl.sum(tl.load(place), 0)
+    tl.debug_barrier()  # all have been read
+    tl.store(place, tl.zeros((copies, TRIES), tl.int32))
     low, high = tl.load(mine + 16), tl.load(mine + 17)
     tried = tl.load(mine + at)
     more = (found > k) & (at > 0)

@@ -50,17 +50,17 @@ def reducing(shape: Shape, one: Pass) -> str:
         reduced = f"{REDUCE[node.op]}(hide({value}, inside, {least}, WHOLE))"
         place = _partial(slot + 1, node.kind)
         body.lines.append(f"tl.store({place} + tile, {reduced})")
-        made = f"{node.op}_of({place} + first, tiles{'' if node.op == 'total' else f', {least}'})"
+        made = f"{node.op}_of({place} + first, tiles, {'' if node.op == 'total' else f'{least}, '}WIDE)"
         after.append(f"tl.store({body.shape_of_stat(node)}, {made})")
     finish = f"""
 @triton.jit(do_not_specialize=["many"])
-def finish_{one.level}(message, segments, partial, stats, many, FLAG: tl.constexpr):
+def finish_{one.level}(message, segments, partial, stats, many, FLAG: tl.constexpr, WIDE: tl.constexpr):
     segment = tl.program_id(0)
     facts = segments + segment * {shape.width}
     first, tiles = tl.load(facts + 3), tl.load(facts + 4).to(tl.int32)
 {indent(chr(10).join(after), "    ")}
     if FLAG:
-        head(message, tl.load(facts + 2), largest_of(partial + first, tiles, 0.0), 0)
+        head(message, tl.load(facts + 2), largest_of(partial + first, tiles, 0.0, WIDE), 0)
 """
     return kernel(shape, f"reduce_{one.level}", body) + finish
 
