@@ -78,6 +78,16 @@ def test_a_compiler_that_fails_is_told_and_replaced(empty_cache: Path, monkeypat
 
 
 @needs_compiler
+def test_a_library_that_cannot_be_loaded_is_told_and_replaced(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_cache / "broken.so").write_bytes(b"half of a file")
+    monkeypatch.setattr(native, "_shared_object", lambda _: empty_cache / "broken.so")
+    with pytest.warns(UserWarning, match=r"codec onebit runs in NumPy: .*broken\.so"):
+        assert isinstance(codec("onebit").batch([10]), PortableBatch)
+
+
+@needs_compiler
 def test_batches_of_several_threads_do_not_mix() -> None:
     one = Codec("own", lambda g: {"n": l.half(g), "m": l.mean(g)}, lambda m: m["n"] + 0 * m["m"])
     right: list[bool] = []

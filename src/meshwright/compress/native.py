@@ -106,7 +106,10 @@ def library(program: Program, number: str) -> Any:
 
 @cache
 def _loaded(source: str) -> Any:
-    loaded = ctypes.CDLL(str(_shared_object(source)))
+    try:
+        loaded = ctypes.CDLL(str(_shared_object(source)))
+    except (OSError, subprocess.SubprocessError) as error:  # no room, a folder without execution, a compiler that hangs
+        raise BuildError(f"a codec could not be built or loaded: {error}") from error
     pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, pointer, whole]
     loaded.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
