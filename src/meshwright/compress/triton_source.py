@@ -19,7 +19,13 @@ _FLAGS = "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, ALIGNED: tl.constexpr"
 
 
 def source(shape: Shape) -> str:
-    """The text of all kernels."""
+    """The text of all kernels.
+
+    >>> from meshwright.compress import codec
+    >>> text = source(Shape(codec("fp16").program, 4096, {}))
+    >>> "def write_message(" in text, "def decode(" in text
+    (True, True)
+    """
     program = shape.program
     texts = [reducing(shape, one) for one in program.encoding if sums(one)]
     for one in program.encoding:
