@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.compress import Codec, codecs
-from meshwright.compress.language import choose, index, larger, magnitude, mean, spread, total, where
+from meshwright.compress.language import choose, half, index, larger, magnitude, mean, spread, total, uniform, where
 from meshwright.errors import InputError
 from tests.compress.against import NAMES, bad_numbers_stay_alone, compare, drawn
 
@@ -48,7 +48,20 @@ def test_a_sample_gives_the_threshold() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_numbers(name: str) -> None:
     bad = [(1, float("nan")), (2, float("inf")), (4, -float("inf"))]
-    bad_numbers_stay_alone(batch(codecs()[name], [70, 600, 1, 520, 90]), drawn(1281, torch.float32, "cpu"), bad)
+    counts = [70, 600, 1, 520, 90]
+    bad_numbers_stay_alone(batch(codecs()[name], counts), drawn(1281, torch.float32, "cpu"), bad, allowed=0)
+
+
+def test_bad_numbers_are_seen_where_statistics_are_of_something_else() -> None:
+    def encode(g: Any) -> Any:
+        return {"number": half(g), "many": total(where(uniform() < 0.5, 1, 0))}
+
+    def decode(m: Any) -> Any:
+        return m["number"] + m["many"] * 0
+
+    bad, counts = [(0, float("nan")), (2, float("inf"))], [600, 520, 90]
+    flat = drawn(1210, torch.float32, "cpu")
+    bad_numbers_stay_alone(batch(Codec("other", encode, decode), counts), flat, bad, allowed=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,8 +2,7 @@
 
 Each gradient is cut into tiles; a table on the device, made once, tells a program which part of which gradient its tile is.
 Nothing waits for the device, and all scratch memory is allocated when the batch is made, so that encoding and decoding
-can be captured in a CUDA graph. Bad numbers (infinite or none) are replaced by 0 one by one, keep their residual, and set
-the gradient's flag: a codec of one pass has written its message before all of a gradient has been seen.
+can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from meshwright.compress.triton_values import FIXED, LEAST, LEAST_INT, REDUCE, T
 from meshwright.errors import InputError
 
 _ARGUMENTS = "flat, residual, message, agreed, tiles, segments, sample, partial, stats, found, base, seed, many"
+_MOST = 3.4028234663852886e38  # a number that is not less or equal is infinite or none
 _FLAGS = "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, ALIGNED: tl.constexpr"
 
 
@@ -207,7 +208,8 @@ def kernel(shape: Shape, name: str, body: Body, *, sampled: bool = False) -> str
     """A pass over tiles of the gradients, or of samples of them."""
     size, columns = (shape.sampled, 32) if sampled else (shape.size, shape.columns)
     lines = body.lines
-    reads = name in {"write_message", "count"} or any("x" in _words(line) for line in lines)
+    # Each kernel over all numbers can be the first, which looks for bad ones.
+    reads = not sampled or any("x" in _words(line) for line in lines)
     where = [f"rows = tl.arange(0, {size // columns})[:, None]", f"columns = tl.arange(0, {columns})[None, :]"]
     if sampled:  # runs of 32 numbers, one in so many
         where += [
@@ -247,13 +249,15 @@ def {name}({_ARGUMENTS}{extra}, {_FLAGS}):
 
 _LOADING = [
     "x = read(flat + at + offset, inside, WHOLE).to(tl.float32)",
-    "old = x",
+    "old, seen = x, x",
     "if RESIDUAL:",
     "    old = read(residual + at + offset, inside, WHOLE)",
+    "    seen = x + old",
+    f"    old = tl.where(tl.abs(old) <= {_MOST}, old, 0.0)  # else it would be bad for ever",
     "    x += old",
     "if FLAG:",
-    "    none = tl.sum(x * 0.0)  # not 0 if a number is bad; nothing is cheaper",
-    "good = tl.abs(x) <= 3.4028234663852886e38",
+    "    none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper",
+    f"good = tl.abs(x) <= {_MOST}",
     "x = tl.where(good, x, 0.0)",
 ]
 
