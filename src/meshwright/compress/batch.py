@@ -17,7 +17,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Batch:
     """Gradients of given sizes that lie one after the other in one buffer, and the message that they become.
 
-    A gradient with an infinite number or none is sent as zeros, keeps its residual, and is told by `flags`.
+    Bad numbers, which are infinite or none, count as 0 one by one: all others of their gradient are encoded as usual. A bad
+    number is never chosen and keeps its residual, whatever the message says of it, and `flags` tells of its gradient. (A
+    codec of one pass has written its message before all of a gradient has been seen: it could not do without the rest.)
+    With a residual, the sum of both is judged. A residual that is bad itself, which it would be for ever, is taken as 0 and
+    so becomes good: the gradient alone is encoded, and `flags` tells of it this once.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class Batch:
         raise NotImplementedError
 
     def flags(self, message: Tensor) -> Tensor:
-        """For every gradient, not zero if it had an infinite number or none; on the device, without waiting for it."""
+        """For every gradient, not zero if it or its residual had a bad number; on the device, without waiting for it."""
         return message.view(torch.int32)[self._heads]
 
     def new_message(self) -> Tensor:

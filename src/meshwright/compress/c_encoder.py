@@ -15,7 +15,6 @@ _KEPT = {
     ("largest", "int"): ("int32_t", "INT32_MIN"),
     ("smallest", "int"): ("int32_t", "INT32_MAX"),
 }
-_REPEAT = "if (bad && !zero) { zero = 1; goto again; }"  # a bad gradient is encoded again, as zeros
 
 
 class Encoder(Writer):
@@ -25,38 +24,27 @@ class Encoder(Writer):
         program, size = self.program, self.unit + 64
         self.line(
             "INLINE void encode_one(const NUMBER *flat, float *res, uint8_t *msg, int64_t n, uint32_t seed, float *agreed,",
-            "                       int32_t *was_bad, const int mode, const int feed) {",
-            f"float v[{size}], e[{size}];",
+            "                       const int mode, const int feed) {",
+            f"float v[{size}], e[{size}], old[{size}];",
             f"int32_t w[{size}], places[{size}];",
-            f"uint8_t keep[{size}];",
+            f"uint8_t keep[{size}], good[{size}];",
             *(f"uint8_t codes{i}[{size}];" for i, one in enumerate(program.fields) if one.bits < 8),
             *places(program.fields),
             "if (!n) { *agreed = 0; if (mode != MEASURE) memset(msg, 0, (size_t)end); return; }",
-            "int zero = mode == REST ? *was_bad : 0;",
         )
-        late = _sees_part(program.encoding[0])
-        if late:
-            self.line(
-                "if (feed && mode != REST) zero = any_bad(flat, res, n); /* the last pass changes the residual */"
-            )
         scalars = self._scalars()
         for node in scalars:
             self.line(f"{C_TYPES[node.kind]} {self.name(node)} = 0;")
-        self.line("again:;", "int bad = zero;")
         self._level(scalars, 0)
         for one in program.encoding[:-1]:
             self.line("{" if self._after_agreement(one) else "if (mode != REST) {")
             self._reductions(one)
             self.line("}")
-            if not one.level:
-                self.line(_REPEAT)
             self._agree(one)
             self._level(scalars, one.level + 1)
         self.line("if (mode == MEASURE) return;")
         self._message(program.encoding[-1])
-        if late:
-            self.line(_REPEAT)
-        self.line("((uint32_t *)msg)[0] = (uint32_t)zero;", "}")
+        self.line("((uint32_t *)msg)[0] = (uint32_t)bad;", "}")
         return "\n".join(self.lines)
 
     def _scalars(self) -> list[Node]:
@@ -91,14 +79,14 @@ class Encoder(Writer):
     def _agree(self, one: Pass) -> None:
         if self.program.agrees is not None and any(node is self.program.agrees for node in one.reductions):
             mine, of = self.name(self.program.agrees), self.name(self.program.agrees.args[0])
-            self.line(f"if (mode != REST) {{ *agreed = (float){of}; *was_bad = zero; }}", f"{mine} = *agreed;")
+            self.line(f"if (mode != REST) *agreed = (float){of};", f"{mine} = *agreed;")
 
     def _tiles(self, unit: str = "", step: str = "1") -> None:
         unit = unit or str(self.unit)
         self.line(
             f"for (int64_t base = 0; base < n; base += {unit} * {step}) {{",
             f"const int64_t m = least({unit}, n - base);",
-            "bad |= loaded(flat + base, feed ? res + base : 0, v, m, zero);",
+            "const int ill = loaded(flat + base, feed ? res + base : 0, v, m, good, old);",
         )
 
     def _reductions(self, one: Pass) -> None:
@@ -131,7 +119,6 @@ class Encoder(Writer):
         self.line("high = largest_float(e, m, high); some += positive(e, m); seen += m; }")
         self.line(
             f"const int64_t k = capacity(seen, {node.value.hex()});",
-            _REPEAT,
             f"if (some <= k) high = {SMALLEST.hex()}f;",
             f"else for (int turn = 0; turn < {ROUNDS}; turn++) {{",
             "attempts(low, high, turn, tries); memset(counts, 0, sizeof counts);",
@@ -153,7 +140,9 @@ class Encoder(Writer):
         self._coarse("gradient", "0")
         if chosen:
             self.line(f"const int64_t room = capacity(n, {chosen[0][1].part.hex()}); int64_t chosen = 0;")
+        self.line("int bad = 0;")
         self._tiles()
+        self.line("bad |= ill;")
         self.blocks(
             [last.result, *(node for _, _, node in chosen), *(one.node for _, one in fields if one.over != "chosen")]
         )
@@ -182,8 +171,9 @@ class Encoder(Writer):
         # A number that is rounded where it is stored need not be rounded before.
         plain = [one.node.args[0] if one.dtype in {"f16", "bf16"} else one.node for _, one in numbers]
         targets = [(self._stored(i, one), node) for (i, one), node in zip(numbers, plain, strict=True)]
-        self.line("if (feed && !zero) {")
+        self.line("if (feed) {")
         self.loop([*targets, ("res[base + i] = v[i] - {};", result)])
+        self.line("if (ill) for (int64_t i = 0; i < m; i++) if (!good[i]) res[base + i] = old[i];")
         self.line("} else {")
         self.loop(targets)
         self.line("}")
@@ -198,6 +188,7 @@ class Encoder(Writer):
 
     def _chosen(self, choice: Node, chosen: list[tuple[int, Field, Node]]) -> None:
         self.loop([("keep[i] = (uint8_t){};", choice)])
+        self.line("if (ill) for (int64_t i = 0; i < m; i++) keep[i] &= good[i];")
         self.line("const int64_t here = collected(keep, m, room - chosen, places);", "if (here) {")
         for i, one, node in chosen:
             array = "e" if node.kind == "float" else "w"
@@ -205,8 +196,3 @@ class Encoder(Writer):
             taken = word(one, f"{array}[places[j]]")
             self.line(f"for (int64_t j = 0; j < here; j++) (({type_(one)} *)(msg + at{i}))[chosen + j] = {taken};")
         self.line("chosen += here; }")
-
-
-def _sees_part(first: Pass) -> bool:
-    """Whether a bad number may be met only by the last pass."""
-    return not any(node.op in REDUCTIONS or (node.op == "threshold" and node.every == 1) for node in first.reductions)

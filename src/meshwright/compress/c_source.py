@@ -14,11 +14,11 @@ from meshwright.compress.program import Program
 
 _ENTRIES = """
 void encode(const NUMBER *flat, float *res, uint8_t *msg, const int64_t *table, int64_t many, uint32_t seed, float *agreed,
-            int32_t *bad, int mode) {
+            int mode) {
     for (int64_t s = 0; s < many; s++) {
         const int64_t n = table[3 * s], start = table[3 * s + 1], place = table[3 * s + 2];
-        if (res) encode_one(flat + start, res + start, msg + place, n, seed, agreed + s, bad + s, mode, 1);
-        else encode_one(flat + start, 0, msg + place, n, seed, agreed + s, bad + s, mode, 0);
+        if (res) encode_one(flat + start, res + start, msg + place, n, seed, agreed + s, mode, 1);
+        else encode_one(flat + start, 0, msg + place, n, seed, agreed + s, mode, 0);
     }
 }
 void decode(const uint8_t *msg, NUMBER *out, const int64_t *table, int64_t many, const float *agreed, int add) {

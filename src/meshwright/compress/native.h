@@ -160,23 +160,28 @@ static void unpack_4(const uint8_t *in, int64_t m, uint8_t *c) {
     }
 }
 
-/* A tile of what is to be encoded; whether one of its numbers is infinite or none. */
-INLINE int loaded(const NUMBER *flat, const float *kept, float *v, int64_t m, int zero) {
+/* What a tile with a bad number (infinite or none) is encoded as: 0 for those, and the gradient alone where the residual is
+   bad. Which numbers are good, and the residual that the others keep, are left aside: few tiles are bad, none need be fast. */
+static void mended(const NUMBER *flat, const float *kept, float *v, int64_t m, uint8_t *good, float *old) {
+    for (int64_t i = 0; i < m; i++) {
+        float x = FROM(flat[i]);
+        old[i] = kept && isfinite(kept[i]) ? kept[i] : 0;
+        x = x + old[i] + 0.0f;
+        good[i] = isfinite(x) != 0;
+        v[i] = good[i] ? x : 0;
+    }
+}
+/* A tile of what is to be encoded; whether it has been mended. */
+INLINE int loaded(const NUMBER *flat, const float *kept, float *v, int64_t m, uint8_t *good, float *old) {
     int32_t worst = 0;
-    if (zero) { memset(v, 0, (size_t)m * sizeof(float)); return 0; }
     for (int64_t i = 0; i < m; i++) {
         float x = FROM(flat[i]);
         if (kept) x = x + kept[i];
+        x = x + 0.0f; /* of -0 and 0, either could be the smallest */
         int32_t top = (int32_t)(bits_of(x) & 0x7f800000u);
         worst = top > worst ? top : worst;
         v[i] = x;
     }
+    if (worst == 0x7f800000) mended(flat, kept, v, m, good, old);
     return worst == 0x7f800000;
-}
-INLINE int any_bad(const NUMBER *flat, const float *kept, int64_t n) {
-    float v[1024];
-    int bad = 0;
-    for (int64_t base = 0; base < n && !bad; base += 1024)
-        bad = loaded(flat + base, kept ? kept + base : 0, v, least(1024, n - base), 0);
-    return bad;
 }

@@ -52,7 +52,6 @@ class NativeBatch(Batch):
         super().__init__(program, counts, device, dtype)
         rows = list(zip(self.counts, self.starts, self.places, strict=False))
         self._table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
-        self._bad = torch.zeros(max(1, len(self.counts)), dtype=torch.int32)
         self._libraries = {dtype: library(program, NAMES[dtype])}
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
@@ -75,7 +74,6 @@ class NativeBatch(Batch):
             len(self.counts),
             seed & 0xFFFFFFFF,
             _address(self.agreed),
-            _address(self._bad),
             mode,
         )
 
@@ -111,7 +109,7 @@ def _loaded(source: str) -> Any:
     except (OSError, subprocess.SubprocessError) as error:  # no room, a folder without execution, a compiler that hangs
         raise BuildError(f"a codec could not be built or loaded: {error}") from error
     pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, pointer, whole]
+    loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, whole]
     loaded.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
     loaded.encode.restype = loaded.decode.restype = None
     return loaded

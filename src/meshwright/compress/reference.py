@@ -35,36 +35,32 @@ def encoded(
     real: Any = np.float64,
 ) -> tuple[Array, Array | None]:
     """The message of one gradient, and the residual that remains."""
-    numbers = flat.astype(real) + (0 if residual is None else residual.astype(real))
-    count, places = len(numbers), program.layout(len(numbers))
+    taken = Taken.of(flat, residual, real)
+    count, places = len(flat), program.layout(len(flat))
     message = np.zeros(places[""], np.uint8)
     if not count:
         return message, residual
-    bad = not np.isfinite(numbers.astype(np.float32)).all()
-    values = Values(
-        count, np.zeros_like(numbers) if bad else numbers, program.block, seed=seed, agreed=agreed, real=real
-    )
+    values = Values(count, taken.numbers, program.block, seed=seed, agreed=agreed, real=real)
     last = program.encoding[-1]
     if last.choice is not None:
         part = next(one.part for one in program.fields if one.over == "chosen")
-        values.chosen = np.flatnonzero(values.of(last.choice))[: capacity(count, part)]
-    message[:8] = np.array([bad, len(values.chosen)], np.uint32).view(np.uint8)
+        values.chosen = np.flatnonzero(values.of(last.choice) & taken.good)[: capacity(count, part)]
+    message[:8] = np.array([taken.bad, len(values.chosen)], np.uint32).view(np.uint8)
     for one in program.fields:
         if one.sent:
             stored = _stored(one, values.of(one.node))
             message[places[one.name] : places[one.name] + len(stored)] = stored
-    if residual is None or bad:
-        return message, residual
+    if residual is None:
+        return message, None
     assert last.result is not None
-    return message, numbers - values.of(last.result)
+    return message, np.where(taken.good, taken.numbers - values.of(last.result), taken.kept)
 
 
 def measured(program: Program, flat: Array, residual: Array | None = None, real: Any = np.float64) -> float:
     """What processes must agree on, for one gradient."""
-    numbers = flat.astype(real) + (0 if residual is None else residual.astype(real))
-    if program.agrees is None or not len(numbers) or not np.isfinite(numbers.astype(np.float32)).all():
+    if program.agrees is None or not len(flat):
         return 0.0
-    return float(Values(len(numbers), numbers, program.block, real=real).of(program.agrees))
+    return float(Values(len(flat), Taken.of(flat, residual, real).numbers, program.block, real=real).of(program.agrees))
 
 
 def decoded(
@@ -85,6 +81,30 @@ def decoded(
     return np.broadcast_to(values.spread(values.of(program.decoding.result), program.decoding.result), count).astype(
         real
     )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is encoded of one gradient and its residual: good numbers as they are, 0 for bad ones (infinite or none)."""
+
+    numbers: Array
+    good: Array
+    kept: Array  # the residual of bad numbers: as it was, 0 where it was bad itself
+    bad: bool  # whether a number of the gradient, of the residual or of their sum is
+
+    @classmethod
+    def of(cls, flat: Array, residual: Array | None, real: Any) -> Taken:
+        with np.errstate(all="ignore"):
+            before = np.zeros(len(flat), real) if residual is None else residual.astype(real)
+            kept = np.where(_finite(before), before, 0)
+            numbers, seen = flat.astype(real) + kept + 0.0, flat.astype(real) + before  # 0.0: there is no -0
+            good = _finite(numbers)
+            return cls(np.where(good, numbers, 0), good, kept, not _finite(seen).all())
+
+
+def _finite(x: Array) -> Array:
+    """As float32, which is what numbers are everywhere else."""
+    return np.isfinite(x.astype(np.float32))
 
 
 @dataclass
