@@ -23,7 +23,7 @@ from meshwright.compress.program import ROUNDS, Program, barriers, capacity, sam
 from meshwright.compress.triton_source import source, sums
 from meshwright.compress.triton_values import Shape
 
-TILE, WARPS = 4096, 4
+TILE, WARPS = 2048, 4
 _COPIES = 64  # of the counters of a threshold: additions to one place wait for each other
 _NAMES = count()
 
