@@ -9,10 +9,12 @@ from meshwright.launch.ray_measure import Measurer
 
 
 def shrink() -> None:
-    from meshwright.measure import links, profile
+    from meshwright.measure import layers, links, profile, samples
     from meshwright.measure.samples import Scale
+    from meshwright.measure.timing import timed
 
     profile.PROCESSOR = Scale((16, 64), (16, 32, 64), (16, 32), ((2, 16),), 2**12, 2**12)  # type: ignore[misc]
+    samples.timed = layers.timed = lambda run, device, budget=0.0: timed(run, device, 0.01)  # type: ignore[assignment]
     links._LASTS, links._ROUNDS = 5e-3, 3  # type: ignore[misc]
     profile._NOISY = profile._NOISY_LINKS = 1e9  # type: ignore[misc]
     profile._MESSAGES = {"cpu": (2**10, 2**14)}  # type: ignore[misc]

@@ -10,12 +10,13 @@ import pytest
 import meshwright as mw
 from meshwright.cost.constants import DEFAULT
 from meshwright.errors import InputError
+from meshwright.measure import layers as timed_layers
 from meshwright.measure import profile, samples, worker
 from meshwright.measure.front import layers, measure
 from meshwright.measure.layers import beside_kernels
 from meshwright.measure.profile import TooNoisy, check
 from meshwright.measure.samples import Sample, Scale
-from meshwright.measure.timing import Timing
+from meshwright.measure.timing import Timing, timed
 
 LINK = {"kind": "memory", "topology": "all-to-all", "bandwidth_gb_s": 1.0, "latency_us": 1.0}
 AT_ONCE = {f"{kind}_gb_s": 1.0 for kind in ("reduce", "gather", "exchange", "send")} | {"step_us": 0, "start_us": 0}
@@ -30,6 +31,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(profile, "PROCESSOR", SMALL)
     monkeypatch.setattr(profile, "_NOISY", 1e9)
+    for room in (samples, timed_layers):
+        monkeypatch.setattr(room, "timed", lambda run, device, budget=0.0: timed(run, device, 0.01))
 
 
 def test_what_is_written_is_a_cluster_that_plans_use(small: None, tmp_path: Path) -> None:
