@@ -33,7 +33,8 @@ def train(rank: int, world: int, meeting: str) -> None:
             print(f"step {step + 1}: loss {loss.item():.3f}")
     if rank == 0:
         whole = sum(parameter.numel() * 4 for parameter in model.parameters())
-        print(f"{state.traffic.sent / 30 / 1024:.0f} KiB sent per step; all of it is {whole / 1024:.0f} KiB")
+        each = state.traffic.sent / 30 / 1024
+        print(f"each of {world} devices sends {each:.0f} KiB per step for {whole / 1024:.0f} KiB of gradients")
     dist.barrier()
     dist.destroy_process_group()
 
