@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from meshwright.errors import InputError
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Batch:
+class Batch(ABC):
     """Gradients of given sizes that lie one after the other in one buffer, and the message that they become.
 
     Bad numbers, which are infinite or none, count as 0 one by one: all others of their gradient are encoded as usual. A bad
@@ -43,20 +44,20 @@ class Batch:
         # to be put into it, then encode(..., agreed=True) and decode read it.
         self.agreed = torch.zeros(len(self.counts), dtype=torch.float32, device=device)
 
+    @abstractmethod
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
         """Find what processes must agree on (`agreed`), for an algorithm that wants that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(
         self, flat: Tensor, message: Tensor, *, residual: Tensor | None = None, seed: int = 0, agreed: bool = False
     ) -> None:
         """Write the message. With a residual (float32), what is encoded is the sum of both, and what the message does not
         say of it stays in the residual. Without `agreed`, this process agrees with itself alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:
         """Write what the message says, or add it."""
-        raise NotImplementedError
 
     def flags(self, message: Tensor) -> Tensor:
         """For every gradient, not zero if it or its residual had a bad number; on the device, without waiting for it."""

@@ -41,7 +41,10 @@ class Decoder(Writer):
                 f"const int64_t chosen = least((int64_t)((const uint32_t *)msg)[1], capacity(n, {parts[0].hex()}));"
             )
 
-    def field_name(self, node: Node) -> str:
+    def name(self, node: Node) -> str:
+        return self._field(node) if node.op == "field" else super().name(node)
+
+    def _field(self, node: Node) -> str:
         i = next(i for i, one in enumerate(self.program.fields) if one.name == node.name)
         one = self.program.fields[i]
         if one.over in {"gradient", "block"}:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from meshwright.compress.language import REDUCTIONS, Node
+from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compress.program import Field, Program, is_barrier, walk
 
 TILE = 1024  # numbers, where blocks do not say otherwise
 _TYPES = {"f32": "float", "i32": "int32_t", "i8": "int8_t", "i16": "int16_t", "u8": "uint8_t", "u16": "uint16_t"}
-_SYMBOLS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "and": "&",
-    "or": "|",
-}
 _FUNCTIONS = {"floor": "floorf", "round": "rintf", "sqrt": "sqrtf", "abs": "fabsf"}
 C_TYPES = {"float": "float", "int": "int32_t", "bool": "int32_t"}
 
@@ -42,16 +30,11 @@ class Writer:
         plain = {"gradient": "v[i]", "index": "(int32_t)(base + i)", "count": "(int32_t)n", "kept": "keep[i]"}
         if node.op in plain:
             return plain[node.op]
-        if node.op == "field":
-            return self.field_name(node)
         if node.op == "spread":
             return f"{self._own(node, 'x')}[i]"
         if node.over == "constant":
             return f"({self.formula(node)})"
         return self._own(node, node.over[0] if node.over != "number" else "x")
-
-    def field_name(self, node: Node) -> str:
-        raise NotImplementedError
 
     def _own(self, node: Node, letter: str) -> str:
         return self._names.setdefault(id(node), (node, f"{letter}{len(self._names)}"))[1]
@@ -61,8 +44,8 @@ class Writer:
         args = [self.name(arg) for arg in node.args]
         if node.op == "uniform":
             return "uniform_at((uint32_t)(base + i), seed)"
-        if node.op in _SYMBOLS:
-            return f"{args[0]} {_SYMBOLS[node.op]} {args[1]}"
+        if node.op in SYMBOLS:
+            return f"{args[0]} {SYMBOLS[node.op]} {args[1]}"
         if node.op in _FUNCTIONS and node.kind == "float":
             return f"{_FUNCTIONS[node.op]}({args[0]})"
         if node.op in {"min", "max"}:

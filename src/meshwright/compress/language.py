@@ -29,6 +29,8 @@ ELEMENTWISE = frozenset(
      "round", "sqrt", "where", "float", "int", "half", "bfloat"]
 )  # fmt: skip
 BOOLEAN = frozenset(["lt", "le", "gt", "ge", "eq", "and", "or", "not"])
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "and": "&",
+           "or": "|"}  # fmt: skip  # in C and in Python
 REDUCTIONS = frozenset(["total", "largest", "smallest"])
 
 

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meshwright.compress.language import REDUCTIONS, Node
+from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compress.program import Program, is_barrier
 
 COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
 FIXED = 6  # of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u8": "uint8", "u16": "uint16",
          "i8": "int8", "i16": "int16"}  # fmt: skip
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "and": "&",
-    "or": "|",
-}
 _CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "floor": "tl.floor", "round": "nearest",
           "sqrt": "tl.sqrt_rn", "where": "tl.where"}  # fmt: skip
 LEAST = {"total": "0", "largest": 'float("-inf")', "smallest": 'float("inf")'}
@@ -162,8 +150,8 @@ class Body:
         if kind == "bool" and op not in {"and", "or", "not"}:
             wanted = "float" if any(arg.kind == "float" for arg in node.args) else "int"
         args = [self.of(arg, wanted) for arg in node.args]
-        if op in _INFIX:
-            return self.let(f"{args[0]} {_INFIX[op]} {args[1]}")
+        if op in SYMBOLS:
+            return self.let(f"{args[0]} {SYMBOLS[op]} {args[1]}")
         if op in {"neg", "not"}:
             return self.let(f"-{args[0]}" if op == "neg" else f"{args[0]} == 0")
         return self.let(f"{_CALLS[op]}({', '.join(args)})")

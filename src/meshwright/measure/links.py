@@ -18,10 +18,8 @@ from meshwright.measure.timing import Timing
 from meshwright.run.collectives import gather_tensor, scatter_tensor
 
 _ROUNDS = 9  # samples of every timing
-_LASTS, _MOST = (
-    0.06,
-    300,
-)  # seconds that a sample lasts at least: processes that wait are woken late; and how often at most
+_LASTS = 0.06  # seconds of a sample at least: processes that wait are woken late
+_MOST = 300  # times in one sample
 KINDS = ("reduce", "gather", "scatter", "exchange", "send")
 
 

@@ -177,8 +177,8 @@ def ending(
     for group, seconds in (tied or {}).items():
         reduce[:, group] += seconds
     for moved, window, hides in (
-        (reduce, windows[0], setting.hides.overlap_gradients),
-        (total(table.gather) + once(table.once[1]), windows[1], setting.hides.overlap_parameters),
+        (reduce, windows[0], setting.runtime.overlap_gradients),
+        (total(table.gather) + once(table.once[1]), windows[1], setting.runtime.overlap_parameters),
     ):
         under = np.minimum(moved, window) if hides else 0.0
         late += moved - under + setting.constants.contention * under

@@ -63,7 +63,7 @@ class Setting:
 
     job: Job
     chain: Chain
-    runtime: Runtime
+    runtime: Runtime  # as it is on these devices
     constants: Constants
     room: Room
     gradient_bytes: float
@@ -72,11 +72,6 @@ class Setting:
     partial: bool = True  # any part of the optimizer states may be on the host
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
-
-    @cached_property
-    def hides(self) -> Runtime:
-        """The runtime as it is on these devices."""
-        return self.runtime.on(self.job.cluster.groups[0].device)
 
     @cached_property
     def blocking(self) -> float:

@@ -86,8 +86,9 @@ class Search:
         self.chain = Chain.of(job.model)
         self.modes = modes(job, self.site, self.limits)
         self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits, self.known_cuts)
+        here = self.runtime.on(self.site.device)
         self.setting = Setting(
-            job, self.chain, self.runtime, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
+            job, self.chain, here, self.constants, Room.of(job, self.runtime), self.site.gradient_bytes,
             self.limits.allows("mixed"), self.limits.allows("stagewise"),
             self.limits.allows("partial") and self.limits.allows("stagewise"),
         )  # fmt: skip
