@@ -136,7 +136,10 @@ def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
     from meshwright.compress.sync import Choice, Options, Synchroniser, Traffic, hook
 
     name, _, given = name.partition(":")
-    options = {key: json.loads(value) for key, _, value in (one.partition("=") for one in given.split(",") if one)}
+    options = {
+        key: json.loads(value) if value[:1].isdigit() else value
+        for key, _, value in (one.partition("=") for one in given.split(",") if one)
+    }
     topology, _, piece = rest.partition("/")
     more = {"piece": int(piece)} if piece else {}
     choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
@@ -153,10 +156,12 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
     from torch.nn.parallel import DistributedDataParallel
 
     module, data, loss, learning_rate = MODELS[model]()
-    ddp = DistributedDataParallel(module, bucket_cap_mb=1000 if "ddp/powersgd" in mode else BUCKET_MB)
+    ddp = DistributedDataParallel(
+        module, bucket_cap_mb=1000 if "ddp/powersgd" in mode else BUCKET_MB, gradient_as_bucket_view=True
+    )
     pace = Pace(1e6 * rate) if rate else None
     closed = hooked(ddp, mode, pace)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate, fused=True)
     proofs = [data(9, 10**6 + i) for i in range(4)]
     dist.barrier()
     seconds: list[float] = []

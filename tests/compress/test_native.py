@@ -22,7 +22,7 @@ needs_compiler = pytest.mark.skipif(not native.compiler(), reason="no C compiler
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
-    native._loaded.cache_clear()
+    native.loaded.cache_clear()
     return tmp_path
 
 
@@ -31,7 +31,7 @@ def test_a_codec_is_built_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatc
     codec("onebit").batch([10])
     made = list(empty_cache.iterdir())
     assert [path.suffix for path in made] == [".so"]
-    native._loaded.cache_clear()
+    native.loaded.cache_clear()
     monkeypatch.setattr(native.subprocess, "run", lambda *_, **__: pytest.fail("was built again"))
     codec("onebit").batch([20])
     assert list(empty_cache.iterdir()) == made
@@ -55,7 +55,7 @@ def test_an_old_compiler_builds_without_the_newest_instructions(
 ) -> None:
     flat = numbers("heavy", 2000)
     fast = sent(codec("int4").batch([2000]), flat)
-    native._loaded.cache_clear()
+    native.loaded.cache_clear()
     monkeypatch.setattr(native, "FASTEST_FIRST", (("-O3", "-march=no-such-machine"), ("-O2",)))
     assert torch.equal(fast, sent(codec("int4").batch([2000]), flat))
     assert len(list(empty_cache.iterdir())) == 2

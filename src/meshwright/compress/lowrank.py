@@ -2,7 +2,8 @@
 
 Both messages are float32 and are averaged over all processes, by any all-reduce: first P = (G + e) Q of each matrix, then,
 with P orthogonalised, Q = (G + e)' P. The gradient is P Q'; what it lacks of a process's own G + e stays in its residual.
-Vectors, and matrices that would not get smaller, are sent as they are with the first message.
+Vectors, and matrices that would not get smaller, are sent as they are with the first message. Factors lie column by column:
+columns differ by orders of magnitude, and a codec's block of numbers should not mix them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compress.lowrank_passes import passes
 from meshwright.errors import InputError
 
 
@@ -22,10 +24,10 @@ class LowRank:
 
     >>> low = LowRank([(64, 32), (64,)], rank=2)
     >>> matrix = torch.arange(64.0).outer(torch.ones(32))  # of rank 1
-    >>> flat, out = torch.cat([matrix.flatten(), torch.ones(64)]), torch.empty(64 * 33)
-    >>> low.finish(low.second(low.first(flat)), out)  # of one process: nothing is averaged
-    >>> torch.allclose(out, flat, atol=1e-3), low.first_count + low.second_count, flat.numel()
-    (True, 258, 2112)
+    >>> flat = torch.cat([matrix.flatten(), torch.ones(64)])
+    >>> low.finish(low.second(low.first(flat)))  # of one process: nothing is averaged
+    >>> torch.allclose(flat[:2048].view(64, 32), matrix, atol=1e-3), sum(low.firsts + low.seconds), flat.numel()
+    (True, 256, 2112)
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, device: Any = "cpu", seed: int = 0) -> None:
@@ -34,84 +36,78 @@ class LowRank:
         self.shapes = [(shape[0], prod(shape[1:])) if len(shape) > 1 else (prod(shape), 1) for shape in shapes]
         self.ranks = [_rank(shape, rank) for shape in self.shapes]
         self.counts = [rows * columns for rows, columns in self.shapes]
-        # In the first message: P, or the gradient itself; then one number for each gradient, not zero if it was bad.
-        sent = [
-            rows * r if r else count for (rows, _), r, count in zip(self.shapes, self.ranks, self.counts, strict=True)
-        ]
-        self._firsts = [*sent, len(self.shapes)]
-        self._seconds = [columns * r for (_, columns), r in zip(self.shapes, self.ranks, strict=True)]
-        self.first_count, self.second_count = sum(self._firsts), sum(self._seconds)
-        self._sum = torch.zeros(sum(self.counts), device=device)
-        self._p = torch.zeros(self.first_count, device=device)
+        pairs = list(zip(self.shapes, self.ranks, strict=True))
+        # Numbers of each gradient in the first message (P, or the gradient itself) and in the second.
+        self.firsts = [rows * (r or columns) for (rows, columns), r in pairs]
+        self.seconds = [columns * r for (_, columns), r in pairs]
+        self._passes = passes(torch.device(device).type)
+        self._p = torch.zeros(sum(self.firsts), device=device)
         # Q of the last step is where the next one begins; the first is the same in all processes.
-        start = torch.randn(self.second_count, generator=torch.Generator().manual_seed(seed))
-        self._q = start.to(device)
-        self._bad = torch.zeros(len(self.shapes), device=device)  # of this process
-        self._residual: Tensor | None = None
+        self._q = torch.randn(sum(self.seconds), generator=torch.Generator().manual_seed(seed)).to(device)
+        self._flat, self._residual = self._p, self._p  # of this step
+        self._kept = False  # whether there is a residual
 
     def first(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The first message, of gradient and residual (which `finish` will renew). It is overwritten by the next call."""
-        self._check("gradients", flat, len(self._sum))
+        """The first message. The buffer becomes the sum of gradients and residual and is `finish`ed later; the message is
+        overwritten by the next call. The message of a gradient with an infinite number, or none, has one, too."""
+        self._check("gradients", flat, sum(self.counts))
+        self._kept = residual is not None
+        self._flat, self._residual = flat, flat if residual is None else residual
         if residual is not None:
-            self._check("residual", residual, len(self._sum))
-        self._residual = residual
-        self._sum.copy_(flat)
-        if residual is not None:
-            self._sum += residual
-        *sent, flags = self._p.split(self._firsts)
-        for i, (matrix, r, message, q) in enumerate(zip(self._matrices(), self.ranks, sent, self._qs(), strict=True)):
-            self._bad[i] = (~matrix.isfinite()).any()
-            matrix.nan_to_num_(0, 0, 0).mul_(1 - self._bad[i])
+            self._check("residual", residual, sum(self.counts))
+        for matrix, kept, r, p, q in self._parts():
             if r:
-                torch.mm(matrix, q, out=message.view(-1, r))
+                finite = self._passes.first(matrix, kept, q, p)
+                p[0, 0] = torch.where(finite, p[0, 0], torch.nan)
             else:
-                message.copy_(matrix.view(-1))
-        flags.copy_(self._bad)
+                if kept is not None:
+                    matrix += kept
+                p.copy_(matrix.view_as(p))
         return self._p
 
     def second(self, p: Tensor) -> Tensor:
         """The second message, from the mean of the first ones. It is overwritten by the next call."""
-        self._check("the first message", p, self.first_count)
+        self._check("the first message", p, len(self._p))
         self._p.copy_(p)
-        for matrix, r, message, q in zip(
-            self._matrices(), self.ranks, self._p.split(self._firsts), self._qs(), strict=False
-        ):
+        for matrix, _, r, factor, q in self._parts():
             if r:
-                message.view(-1, r).copy_(orthogonal(message.view(-1, r)))
-                torch.mm(matrix.t(), message.view(-1, r), out=q)
+                factor.copy_(orthogonal(factor))
+                self._passes.second(matrix, factor, q)
         return self._q
 
-    def finish(self, q: Tensor, out: Tensor) -> None:
-        """The mean gradient, from the mean of the second messages; what it lacks of this process's goes to the residual."""
-        self._check("the second message", q, self.second_count)
-        self._check("out", out, len(self._sum))
+    def finish(self, q: Tensor, lacks: Tensor | None = None) -> None:
+        """The mean gradients, in place, from the mean of the second messages; what they lack of this process's goes to the
+        residual. `lacks`: what this process's first message did not say, for what is sent as it is."""
+        self._check("the second message", q, len(self._q))
         self._q.copy_(q)
-        *sent, _ = self._p.split(self._firsts)
-        places = out.split(self.counts)
-        for matrix, r, message, one, place in zip(self._matrices(), self.ranks, sent, self._qs(), places, strict=True):
-            mean = message.view(-1, r) @ one.t() if r else message.view_as(matrix)
-            place.copy_(mean.reshape(-1))
-            matrix.sub_(mean) if r else matrix.zero_()  # what is sent as it is lacks nothing
-        if self._residual is not None:
-            pairs = zip(self._residual.split(self.counts), self._sum.split(self.counts), strict=True)
-            for bad, (old, new) in zip(self._bad, pairs, strict=True):
-                old.copy_(torch.where(bad > 0, old, new))
+        unsaid = [None] * len(self.shapes) if lacks is None else list(lacks.split(self.firsts))
+        for (matrix, kept, r, p, factor), missed in zip(self._parts(), unsaid, strict=True):
+            bad = ~(factor.isfinite().all() if r else p.isfinite().all())
+            if bad:  # all processes see the same; the residual stays, and the next step begins anew
+                matrix.fill_(torch.nan)
+                factor.normal_(generator=torch.Generator(self._q.device).manual_seed(0))
+            elif r:
+                self._passes.finish(matrix, kept, p, factor)
+            else:
+                matrix.copy_(p.view_as(matrix))
+                if kept is not None:
+                    kept.copy_(missed.view_as(kept)) if missed is not None else kept.zero_()
 
-    def flags(self, p: Tensor) -> Tensor:
-        """For every gradient, not zero if it had an infinite number or none in some process; from the first message."""
-        return p[self.first_count - len(self.shapes) :]
-
-    def _matrices(self) -> list[Tensor]:
-        return [part.view(shape) for part, shape in zip(self._sum.split(self.counts), self.shapes, strict=True)]
-
-    def _qs(self) -> list[Tensor]:
-        return [
-            part.view(-1, r) if r else part for part, r in zip(self._q.split(self._seconds), self.ranks, strict=True)
-        ]
+    def _parts(self) -> list[tuple[Tensor, Tensor | None, int, Tensor, Tensor]]:
+        """Of each gradient: itself as a matrix, its residual, its rank, its P (or itself again) and Q."""
+        found = []
+        for shape, r, flat, kept, p, q in zip(
+            self.shapes, self.ranks, self._flat.split(self.counts), self._residual.split(self.counts),
+            self._p.split(self.firsts), self._q.split(self.seconds), strict=True,
+        ):  # fmt: skip
+            mine = kept.view(shape) if self._kept else None
+            found.append((flat.view(shape), mine, r, p.view(r or 1, -1), q.view(r or 1, -1) if r else q))
+        return found
 
     def _check(self, name: str, tensor: Tensor, count: int) -> None:
-        if tensor.dim() != 1 or tensor.numel() != count:
-            raise InputError(f"has the shape {tuple(tensor.shape)}", field=name, valid=f"({count},)")
+        if tensor.dim() != 1 or tensor.numel() != count or tensor.dtype != torch.float32:
+            problem = f"has the shape {tuple(tensor.shape)} and type {tensor.dtype}"
+            raise InputError(problem, field=name, valid=f"({count},) of torch.float32")
 
 
 def _rank(shape: tuple[int, int], rank: int) -> int:
@@ -121,5 +117,7 @@ def _rank(shape: tuple[int, int], rank: int) -> int:
 
 
 def orthogonal(p: Tensor) -> Tensor:
-    """Columns that span the same space (or a larger one) and are orthonormal, even where p has not its full rank."""
-    return torch.linalg.qr(p)[0]
+    """Rows that span the same space (or a larger one) and are orthonormal, even where p has not its full rank; not numbers
+    where p has some."""
+    finite = p.isfinite().all()
+    return torch.where(finite, torch.linalg.qr(torch.where(finite, p, 0).t())[0].t(), torch.nan)

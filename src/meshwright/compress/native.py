@@ -67,13 +67,13 @@ class NativeBatch(Batch):
 
     def _encode(self, flat: Tensor, message: Tensor | None, residual: Tensor | None, seed: int, mode: int) -> None:
         self._libraries[self.dtype].encode(
-            _address(flat),
-            _address(residual),
-            _address(message),
-            _address(self._table),
+            address(flat),
+            address(residual),
+            address(message),
+            address(self._table),
             len(self.counts),
             seed & 0xFFFFFFFF,
-            _address(self.agreed),
+            address(self.agreed),
             mode,
         )
 
@@ -82,11 +82,11 @@ class NativeBatch(Batch):
         if out.dtype not in self._libraries:
             self._libraries[out.dtype] = library(self.program, NAMES[out.dtype])
         self._libraries[out.dtype].decode(
-            _address(message), _address(out), _address(self._table), len(self.counts), _address(self.agreed), int(add)
+            address(message), address(out), address(self._table), len(self.counts), address(self.agreed), int(add)
         )
 
 
-def _address(tensor: Tensor | None) -> ctypes.c_void_p | None:
+def address(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
@@ -99,20 +99,21 @@ def compiler() -> str:
 
 def library(program: Program, number: str) -> Any:
     """The compiled program for gradients of a type (f32, f16, bf16)."""
-    return _loaded(c_source(program, number))
+    made = loaded(c_source(program, number))
+    pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    made.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, whole]
+    made.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
+    made.encode.restype = made.decode.restype = None
+    return made
 
 
 @cache
-def _loaded(source: str) -> Any:
+def loaded(source: str) -> Any:
+    """C source, built and loaded."""
     try:
-        loaded = ctypes.CDLL(str(_shared_object(source)))
+        return ctypes.CDLL(str(_shared_object(source)))
     except (OSError, subprocess.SubprocessError) as error:  # no room, a folder without execution, a compiler that hangs
         raise BuildError(f"a codec could not be built or loaded: {error}") from error
-    pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    loaded.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, whole]
-    loaded.decode.argtypes = [pointer, pointer, pointer, many, pointer, whole]
-    loaded.encode.restype = loaded.decode.restype = None
-    return loaded
 
 
 def _shared_object(source: str) -> Path:

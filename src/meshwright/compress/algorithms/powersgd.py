@@ -1,4 +1,7 @@
-"""Low rank (Vogels et al. 2019): matrix products and two rounds of messages, which `lowrank.LowRank` has."""
+"""Low rank (Vogels et al. 2019): matrix products and two rounds of messages, which `lowrank.LowRank` has.
+
+`factors` is the codec of the thin matrices, "" for float32.
+"""
 
 from typing import NoReturn
 
@@ -8,7 +11,7 @@ from meshwright.errors import InputError
 ROUNDS = 2
 
 
-def encode(g: Node, *, rank: int = 4) -> NoReturn:
+def encode(g: Node, *, rank: int = 4, factors: str = "int8") -> NoReturn:
     raise InputError("has two rounds", field="powersgd", valid="meshwright.compress.lowrank.LowRank")
 
 

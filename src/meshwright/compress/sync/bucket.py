@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compress.codec import codec
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
 from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
 from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels
 from meshwright.compress.sync.wire import Transfer
 
+_LOW_RANK = 16  # pieces that a message of thin factors is for, at least
 _MADE: dict[str, Any] = {"gather": Gather, "scatter": Scatter, "ring": Ring, "tree": Tree}
 
 
@@ -96,7 +98,8 @@ class Bucket:
         if self._momentum and residual is not None and isinstance(topology, (Gather, Scatter, Ring, Tree)):
             # What was said in full needs no momentum of its own any more (DGC's masking); all else keeps it.
             gathered.mul_(residual != 0)
-        numbers.mul_(1 / self._wires.all.size)
+        if not topology.mean:
+            numbers.mul_(1 / self._wires.all.size)
         if self._scratch is not None:
             flat[own].copy_(numbers)
 
@@ -104,7 +107,8 @@ class Bucket:
         if not span.numbers:
             return []
         if choice.codec is not None and choice.codec.rounds > 1:
-            return [(piece, self._low_rank(choice, piece)) for piece in grouped(span, choice.piece)]
+            # Messages are short: they are put together for as many numbers as are computed in the time of one.
+            return [(piece, self._low_rank(choice, piece)) for piece in grouped(span, _LOW_RANK * choice.piece)]
         pieces = cut(span, -(-span.numbers // choice.piece))
         return [(piece, self._topology(choice, piece)) for piece in pieces if piece.numbers]
 
@@ -123,4 +127,7 @@ class Bucket:
 
         starts = [sum(torch.Size(shape).numel() for shape in self._shapes[:i]) for i in range(len(self._shapes))]
         shapes = [shape for shape, at in zip(self._shapes, starts, strict=True) if piece.start <= at < piece.stop]
-        return LowRank(Factors(shapes, **choice.codec.options), self._wires.all)
+        factors = choice.codec.options["factors"]
+        return LowRank(
+            Factors(shapes, choice.codec.options["rank"]), self._wires.all, codec(factors) if factors else None
+        )

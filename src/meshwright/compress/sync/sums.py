@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from meshwright.compress.sync.message import Envelope
-from meshwright.compress.sync.topology import Run, tell_bad
+from meshwright.compress.sync.topology import Gather, Run, Scatter, tell_bad
 from meshwright.compress.sync.wire import Transfer, Wire
 from meshwright.errors import InputError
 
 _SMALL = 1 << 16  # bytes up to which everyone sends all to everyone: one round instead of two
+_FEW = 4  # processes up to which everyone sends encoded factors to everyone
 
 
 class Plain:
     """All-reduce of float32 numbers by the backend; whatever error feedback had kept goes with them."""
 
-    rounds = 1
+    rounds, mean = 1, False
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -87,6 +88,8 @@ class Total:
 class Summed:
     """A codec whose messages are added as they are and decoded once; what it must agree on is agreed on before."""
 
+    mean = False
+
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
         dtype = sums_as(codec)
         assert dtype is not None
@@ -124,23 +127,37 @@ def sums_as(codec: Any) -> torch.dtype | None:
 
 
 class LowRank:
-    """Two rounds of sums of thin factors (PowerSGD); their mean is taken, and the sum of all gradients returned."""
+    """Two rounds of sums of thin factors (PowerSGD), which a codec may shrink once more.
+
+    Factors need no error feedback of their own: residuals are what a process had more than the product that all agree on,
+    however that came about. What is sent as it is does: what its codec loses goes to the residual.
+    """
 
     rounds = 4  # at most: each sum takes one or two
+    mean = True
 
-    def __init__(self, batch: Any, wire: Wire) -> None:
+    def __init__(self, batch: Any, wire: Wire, codec: Any = None) -> None:
         self.batch, self.wire = batch, wire
-        self._totals: list[Total] = []  # made when the first factors are seen
+        sizes = (batch.firsts, [count for count in batch.seconds if count])
+        make = Gather if wire.size <= _FEW else Scatter
+        self._sums = [
+            make(codec, tuple(counts), wire) if codec else Total(wire, sum(counts), torch.float32) for counts in sizes
+        ]
+        self._lacks = torch.zeros(sum(batch.firsts)) if codec else None
 
     def run(self, run: Run) -> Iterator[Transfer]:
+        if self._lacks is not None:
+            self._lacks.zero_()
         left = self.batch.first(run.numbers, run.residual)
         yield from self._sum(0, left, run)
         right = self.batch.second(left.div_(self.wire.size))
         yield from self._sum(1, right, run)
-        self.batch.finish(right.div_(self.wire.size), run.numbers)
-        run.numbers.mul_(self.wire.size)
+        self.batch.finish(right.div_(self.wire.size), self._lacks)
 
     def _sum(self, which: int, factor: Tensor, run: Run) -> Iterator[Transfer]:
-        if len(self._totals) == which:
-            self._totals.append(Total(self.wire, factor.numel(), torch.float32))
-        yield from self._totals[which].run(run, factor.view(-1), 2 * which, last=which == 1)
+        way = self._sums[which]
+        if isinstance(way, Total):
+            yield from way.run(run, factor, 2 * which, last=which == 1)
+        elif factor.numel():
+            tag = run.tag + 2 * which
+            yield from way.run(Run(factor, None if which else self._lacks, run.step, run.bucket, tag, run.seed))

@@ -43,9 +43,10 @@ class Topology(Protocol):
     """A way to sum, with its buffers."""
 
     rounds: int  # transfers that it needs
+    mean: bool  # whether it leaves the mean
 
     def run(self, run: Run) -> Iterator[Transfer]:
-        """Replace the numbers by the sum over all members."""
+        """Replace the numbers by the sum over all members, or their mean."""
         ...
 
 
@@ -80,7 +81,7 @@ def tell_bad(batch: Any, message: Tensor, counts: tuple[int, ...], numbers: Tens
 class Gather:
     """Everyone sends its message to everyone; each decodes and sums all."""
 
-    rounds = 1
+    rounds, mean = 1, False
 
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
         self.wire, self._part = wire, _Part(codec, Piece(0, counts))
@@ -101,7 +102,7 @@ class Scatter:
     Its own share of its own part is never encoded, so the residual of that part is free for the error of the sum.
     """
 
-    rounds = 2
+    rounds, mean = 2, False
 
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
         self.wire = wire
@@ -128,6 +129,8 @@ class Scatter:
 
 class Ring:
     """Sums of parts go around once, one more share in each hop, and once more when they are complete."""
+
+    mean = False
 
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
         self.wire, self.rounds = wire, 2 * (wire.size - 1)
@@ -158,6 +161,8 @@ class Ring:
 class Tree:
     """Sums go up a binary tree and the whole comes down as one message: few hops for a few numbers."""
 
+    mean = False
+
     def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
         self.wire, self.rounds = wire, 2
         self._part = _Part(codec, Piece(0, counts))
@@ -185,6 +190,8 @@ class Tree:
 
 class TwoLevels:
     """Inside a node uncompressed: each member sums a part over the node, compresses it between nodes, and hands it back."""
+
+    mean = False
 
     def __init__(self, codec: Any, counts: tuple[int, ...], inner: Wire, outer: Wire, make: Any) -> None:
         self.inner = inner
