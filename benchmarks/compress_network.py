@@ -131,8 +131,10 @@ def paced(hook: Any, pace: Any, part: float) -> Any:
 
 
 def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
-    """`int8/scatter`, `terngrad:bits=2/gather/65536`, `plain`: a codec with options, a topology, numbers of a piece."""
+    """`int8/scatter`, `terngrad:bits=2/gather/65536`, `plain`: a codec with options, a topology, numbers of a piece;
+    `auto`: what is expected to pay."""
     from meshwright.compress import codec
+    from meshwright.compress.decide import Auto
     from meshwright.compress.sync import Choice, Options, Synchroniser, Traffic, hook
 
     name, _, given = name.partition(":")
@@ -142,7 +144,10 @@ def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
     }
     topology, _, piece = rest.partition("/")
     more = {"piece": int(piece)} if piece else {}
-    choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
+    if name == "auto":
+        choice: Any = Auto()
+    else:
+        choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
     state = Synchroniser(choice, Options(), traffic=Traffic(pace=pace))
     ddp.register_comm_hook(state, hook)
     return state
@@ -182,14 +187,30 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
                 losses.append(statistics.fmean(loss(module(x), y).item() for x, y in proofs))
             if losses[-1] <= target and reached is None:
                 reached = sum(seconds)
+    decisions = outlooks(closed)
     sent = ((pace.sent if pace else sent_bytes()) - before) / (steps - EARLY)
     dist.barrier()
     if closed:
         closed.close()
     return {
         "step": statistics.median(seconds[EARLY:]), "spread": [min(seconds), max(seconds)], "sent": sent,
-        "reached": reached, "losses": losses,
+        "reached": reached, "losses": losses, "decisions": decisions,
     }  # fmt: skip
+
+
+def outlooks(synchroniser: Any) -> list[dict[str, Any]]:
+    """What was decided during a run, with the seconds of a step that were expected and seen."""
+    if synchroniser is None or synchroniser.pilot is None:
+        return []
+    return [
+        {
+            "step": one.step, "expected": one.expected, "seen": one.seen,
+            "ways": sorted({way.name for way in one.decision.ways}),
+            "compute": one.facts.ready[-1], "worker": one.decision.times.worker, "wire": one.decision.times.wire,
+            "mbit": 8e-6 / one.facts.link.messages.byte, "latency": one.facts.link.messages.latency,
+        }
+        for one in synchroniser.pilot.history
+    ]  # fmt: skip
 
 
 def bandwidth() -> float:
@@ -268,7 +289,8 @@ def row(got: list[dict[str, Any]]) -> dict[str, Any]:
     worst = max(got, key=lambda one: one["step"])
     mib = max(one["sent"] for one in got) / 2**20
     reached = None if any(one["reached"] is None for one in got) else max(one["reached"] for one in got)
-    return {"step": worst["step"], "spread": worst["spread"], "mib": mib, "losses": worst["losses"], "reached": reached}
+    own = {key: worst[key] for key in ("step", "spread", "losses", "decisions")}
+    return {**own, "mib": mib, "reached": reached}
 
 
 def show(one: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ The same by hand: `ddp.register_comm_hook(Synchroniser(choice), hook)`.
 
 # Annotations are real objects here: DDP looks at those of a hook.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
 from meshwright.compress.sync.engine import Engine
 from meshwright.compress.sync.failure import Failed
 from meshwright.compress.sync.join import joined
-from meshwright.compress.sync.layout import Choice, Chooser
+from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.message import Stamp
 from meshwright.compress.sync.wire import TAGS, Traffic
 from meshwright.errors import InputError
 
@@ -56,11 +57,15 @@ class Options:
 
 class Synchroniser:
     """Averages buckets of gradients over all processes of a group. All of them make it at the same time, and submit the
-    same buckets in the same order."""
+    same buckets in the same order.
+
+    The choice is one for all gradients, a function from the sizes of a bucket's gradients to a choice for each, or
+    `meshwright.compress.decide.Auto`.
+    """
 
     def __init__(
         self,
-        choice: Choice | Chooser,
+        choice: Any,
         options: Options | None = None,
         *,
         group: Any = None,
@@ -72,11 +77,15 @@ class Synchroniser:
         self._choice = choice
         self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic)
         self._residuals, self._momenta = Memory(), Memory()
-        self._buckets: dict[tuple[int, Gradients, int], Bucket] = {}
+        self._buckets: dict[tuple[int, Gradients, int, int], Bucket] = {}
         self._tag = 0
-        self._engine = Engine(
-            lambda error: witness.verdict(error.fault) if isinstance(error, Failed) else witness.confess(error)
-        )
+        self.pilot: Any = None
+        if not isinstance(choice, Choice) and not callable(choice):
+            from meshwright.compress.decide.pilot import Pilot
+
+            self.pilot = Pilot(choice, self._wires.all, feedback=self.options.error_feedback)
+        self._witness = witness
+        self._engine = Engine(self._told)
 
     @property
     def error(self) -> Exception | None:
@@ -88,21 +97,56 @@ class Synchroniser:
         if flat.device.type != "cpu" or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
             problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
             raise InputError(problem, field="bucket", valid="all numbers of its gradients, dense, on the CPU")
-        place = (bucket, gradients, self._stage())
+        if self.pilot:
+            self._asked(self.pilot.settle, bucket)
+        place = (bucket, gradients, self._stage(), self.pilot.version if self.pilot else 0)
         if place not in self._buckets:
             # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
             fresh = set(gradients.keys)
             self._buckets = {key: made for key, made in self._buckets.items() if fresh.isdisjoint(key[1].keys)}
-            self._buckets[place] = self._made(gradients)
+            self._buckets[place] = self._made(gradients, bucket)
         made = self._buckets[place]
         strands = made.strands(flat, self.step, bucket, self._tag)
         self._tag = (self._tag + made.rounds) % TAGS
+        if self.pilot:
+            return self._piloted(flat, gradients, bucket, strands, last=last)
         self.step += last
         return self._engine.submit(strands, flat)
+
+    def _asked(self, question: Callable[..., Any], bucket: int, *arguments: Any) -> Any:
+        """Something that the first process answers for all: a message of its own, which may fail as others do."""
+        stamp = Stamp(self.step, bucket, self._tag)
+        self._tag = (self._tag + 1) % TAGS
+        try:
+            return question(*arguments, stamp)
+        except Failed as failed:
+            raise self._told(failed) from failed
+
+    def _piloted(
+        self, flat: Tensor, gradients: Gradients, bucket: int, strands: list[Any], *, last: bool
+    ) -> Future[Tensor]:
+        """The same, watched by who decides."""
+        pilot = self.pilot
+        looking = pilot.look(bucket, gradients, flat, self.step)
+        strands = [pilot.timed(strand) for strand in strands]
+        votes = pilot.handed(gradients, step=self.step, last=last)
+        if votes:
+            strands.append(pilot.strand(Stamp(self.step, bucket, self._tag)))
+            self._tag = (self._tag + pilot.rounds) % TAGS
+        self.step += last
+        future = self._engine.submit(strands, flat)
+        if looking:
+            future = future.then(lambda done: (pilot.seen(bucket, gradients, flat), done.value())[1])
+        if votes:
+            pilot.voting(future)
+        return future
 
     def residual(self, key: Any) -> Tensor | None:
         """What this process has not said yet of a parameter's gradient."""
         return self._residuals.kept.get(key)
+
+    def _told(self, error: Exception) -> Exception:
+        return self._witness.verdict(error.fault) if isinstance(error, Failed) else self._witness.confess(error)
 
     def close(self) -> None:
         """End its threads."""
@@ -114,11 +158,14 @@ class Synchroniser:
         """Of the warm-up; after it, as many as it has."""
         return sum(self.step >= until for until, _ in self.options.warm_up)
 
-    def _made(self, gradients: Gradients) -> Bucket:
+    def _made(self, gradients: Gradients, bucket: int) -> Bucket:
         counts, stage = gradients.counts, self._stage()
         warm = self.options.warm_up[stage : stage + 1]
         choice = warm[0][1] if warm else self._choice
-        choices: Sequence[Choice] = [choice] * len(counts) if isinstance(choice, Choice) else choice(counts)
+        if isinstance(choice, Choice):
+            choices: Sequence[Choice] = [choice] * len(counts)
+        else:
+            choices = choice(counts) if callable(choice) else self._asked(self.pilot.choices, bucket, bucket, gradients)
         residual = self._residuals.flat(gradients.keys, counts) if self.options.error_feedback else None
         factor = self.options.momentum
         momentum = (factor, self._momenta.flat(gradients.keys, counts)) if factor else None
@@ -132,7 +179,7 @@ def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
     return state.submit(bucket.buffer(), gradients, bucket.index(), last=bucket.is_last())
 
 
-def register(ddp: Any, choice: Choice | Chooser, *, group: Any = None, **options: Any) -> Synchroniser:
+def register(ddp: Any, choice: Any, *, group: Any = None, **options: Any) -> Synchroniser:
     """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`.
 
     >>> import torch

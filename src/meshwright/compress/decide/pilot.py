@@ -1,0 +1,234 @@
+"""Decides while training goes on: what was measured at the start is fitted again to what is seen.
+
+At some steps all processes tell each other what they have seen (a vote: the most of each number): when buckets were ready,
+how long steps and encoding took, how long a probe took on the link. The first process then decides and tells the others,
+and the new choice holds from the next step on. A probe is sent when steps take other times than expected, and now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from meshwright.compress.decide.choose import Decision, decide, priced, steps_of
+from meshwright.compress.decide.errors import Errors
+from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
+from meshwright.compress.decide.link import measured, neighbours, probe_size, probed, told
+from meshwright.compress.decide.pipeline import Strand, Times
+from meshwright.compress.decide.rehearse import Rehearsal
+from meshwright.compress.sync.bucket import Gradients
+from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.message import Stamp
+from meshwright.compress.sync.sums import Total
+from meshwright.compress.sync.topology import Run
+from meshwright.compress.sync.wire import Wire
+
+_FIRST = 2  # the step of the first vote: DDP cuts its buckets anew after one
+_OFF = 0.25  # part by which a step may differ from what was expected before the link is looked at
+_PROBING = 0.02  # part of the time that probes may take
+_BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
+_APART = 1.0  # seconds between votes, where steps are shorter
+_LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What was decided before a step, and what came of it."""
+
+    step: int
+    facts: Facts
+    decision: Decision
+    expected: float  # seconds of a step
+    seen: float = 0.0  # the median until the next vote; 0: none yet
+
+
+class Pilot:
+    """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
+
+    def __init__(self, auto: Auto, wire: Wire, *, feedback: bool) -> None:
+        self.auto, self._wire = auto, wire
+        self.version = 0  # of the choices
+        self.history: list[Outlook] = []
+        self._cores = len(os.sched_getaffinity(0)) / neighbours(wire)
+        self.link: Link = measured(wire, self._cores)
+        self._rehearsal = Rehearsal(wire.size, feedback)
+        self._errors = Errors(auto) if auto.guard is not None else None
+        self._ways: dict[Unit, Way] = {}
+        self._pace = 1.0  # of the worker, against rehearsals
+        self._drag = 1.0  # of steps, against simulations: what else runs on this machine
+        self._probe, self._unprobed = probe_size(wire) if wire.size > 1 else 0, 0.0  # bytes; seconds since the last one
+        self._due, self._votes_taken = _FIRST, 0
+        self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
+        self._layout: tuple[Gradients, ...] = ()  # of the last step
+        self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been handed over
+        self._ready: list[list[float]] = []  # since the last vote
+        self._seconds: list[float] = []
+        self._worked, self._marks = 0.0, [0.0]  # of the worker: in all, and by the end of each step since the last vote
+        self._vote: Tensor | None = None
+        self._pending: Future[Any] | None = None
+        self._totals: dict[int, Total] = {}
+
+    def choices(self, place: int, gradients: Gradients, stamp: Stamp) -> list[Choice]:
+        """For every gradient of a bucket."""
+        own = [Unit(place, unit.shapes) for unit in units([gradients.shapes])]
+        if any(unit not in self._ways for unit in own):  # nothing is known but the link
+            facts = Facts((0.0,), tuple(units([gradients.shapes])), self._wire.size, self.link, self._cores)
+            self._ways.update(zip(own, self._decided(facts, own, stamp).ways, strict=True))
+        return [self._ways[unit].choice for unit in own for _ in unit.shapes]
+
+    def settle(self, stamp: Stamp) -> None:
+        """Take what the last vote has found; before the first bucket of a step."""
+        if self._now or self._pending is None:
+            return
+        self._pending.wait()  # long done, if gradients are used before the next ones are handed over
+        self._pending = None
+        if self._vote is not None:
+            vote, self._vote = self._vote.tolist(), None
+            self._taken(stamp, vote[0], vote[1], vote[2:])
+
+    def look(self, place: int, gradients: Gradients, flat: Tensor, step: int) -> bool:
+        """Before a bucket is handed over: whether its mean is to be `seen`."""
+        looking = step == _FIRST - 1 or (step == self._due - 1 and self._votes_taken % _LOOKS == 0)
+        if self._errors is None or not looking:
+            return False
+        exact = all(self._ways[Unit(place, unit.shapes)].choice.codec is None for unit in units([gradients.shapes]))
+        self._errors.look(place, gradients, flat)
+        return exact or step > _FIRST
+
+    def seen(self, place: int, gradients: Gradients, flat: Tensor) -> None:
+        """The mean of a bucket that was looked at."""
+        if self._errors is not None:
+            self._errors.mean(place, gradients, flat)
+
+    def handed(self, gradients: Gradients, *, step: int, last: bool) -> bool:
+        """A bucket is handed over; whether a vote goes with it."""
+        self._now.append((gradients, time.thread_time()))
+        if not last:
+            return False
+        layout, computed, wall = tuple(one for one, _ in self._now), time.thread_time(), time.perf_counter()
+        if self._begun[1] and layout == self._layout:
+            self._seconds.append(wall - self._begun[1])
+            self._ready.append([at - self._begun[0] for _, at in self._now])
+            self._marks.append(self._worked)
+        self._begun, self._layout, self._now = (computed, wall), layout, []
+        return step >= self._due and bool(self._ready)
+
+    def timed(self, strand: Iterator[Any]) -> Iterator[Any]:
+        """A strand whose work is counted."""
+        while True:
+            begin = time.thread_time()
+            transfer = next(strand, None)
+            self._worked += time.thread_time() - begin
+            if transfer is None:
+                return
+            yield transfer
+
+    def strand(self, stamp: Stamp) -> Iterator[Any]:
+        """A vote."""
+        worked = (self._marks[-1] - self._marks[0]) / max(len(self._marks) - 1, 1)
+        ready = [statistics.median(times) for times in zip(*self._ready, strict=True)]
+        every = self._units()
+        errors = self._errors.told(every) if self._errors else []
+        vote = torch.tensor([statistics.median(self._seconds), worked, *ready, *errors])
+        total = self._totals.setdefault(len(vote), Total(self._wire, len(vote), torch.float32, largest=True))
+        yield from total.run(Run(vote, None, stamp.step, stamp.bucket, stamp.tag, 0), vote, last=True)
+        self._vote = vote
+
+    def voting(self, future: Future[Any]) -> None:
+        """The vote is done when this is."""
+        self._pending = future
+
+    @property
+    def rounds(self) -> int:
+        """Transfers of a vote, at most."""
+        return 2
+
+    def _units(self) -> tuple[Unit, ...]:
+        return units([gradients.shapes for gradients in self._layout])
+
+    def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
+        every = self._units()
+        if self.history:
+            self._learn(seconds, worked)
+        if self._errors:
+            self._errors.take(every, rest[len(self._layout) :])
+        self._change(Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores), stamp)
+        self._due = stamp.step + max(1, min(self.auto.every, ceil(_APART / max(seconds, 1e-3))))
+        self._seconds, self._ready, self._marks = [], [], self._marks[-1:]
+        self._votes_taken += 1
+
+    def _learn(self, seconds: float, worked: float) -> None:
+        """From what came of the last decision: how fast the worker is, the link, and all together."""
+        before = self.history[-1]
+        self.history[-1] = replace(before, seen=seconds)
+        planned = before.decision.times.worker / self._pace
+        self._pace = worked / planned if planned and worked else self._pace
+        changed = self._look_at_link(seconds, off=abs(seconds / before.expected - 1) > _OFF)
+        if not changed:
+            drag = seconds / before.decision.times.step
+            self._drag = drag if len(self.history) == 1 else (self._drag + drag) / 2
+
+    def _look_at_link(self, seconds: float, *, off: bool) -> bool:
+        """Send a probe where steps are not as expected, or where the last one is long ago; nothing else is under way.
+        Whether the link is another one now."""
+        self._unprobed += len(self._seconds) * seconds
+        messages = self.link.messages
+        if not off and self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
+            return False
+        found = probed(self._wire, self._probe)
+        byte = max(found - messages.latency - messages.work / min(1.0, self._cores), found / 4) / self._probe
+        times, self._unprobed = byte / messages.byte, 0.0
+        self.link = self.link.slower(times)
+        return abs(times - 1) > _OFF
+
+    def _change(self, facts: Facts, stamp: Stamp) -> None:
+        """Decide anew; what is done now stays unless something else is clearly better."""
+        best = self._decided(facts, facts.units, stamp)
+        chosen = dict(zip(facts.units, best.ways, strict=True))
+        if any(self._ways.get(unit) != way for unit, way in chosen.items()):
+            self._ways, self.version = chosen, self.version + 1
+        self.history.append(Outlook(stamp.step, facts, best, best.times.step * self._drag))
+
+    def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp) -> Decision:
+        """By the first process, with what it has measured; units may be known by other names than in these facts."""
+        ways, told_of = self.auto.ways, [0.0]
+        if self._wire.place == 0:
+            best = self._best(facts, known_as)
+            times = best.times
+            told_of = [
+                *(float(ways.index(way)) for way in best.ways),
+                times.step,
+                times.computing,
+                times.worker,
+                times.wire,
+            ]
+        found = told(self._wire, stamp, told_of, len(facts.units) + 4)
+        chosen = tuple(ways[int(place)] for place in found[:-4])
+        return Decision(chosen, Times(*found[-4:]), steps_of(facts, chosen))
+
+    def _best(self, facts: Facts, known_as: Sequence[Unit]) -> Decision:
+        allowed = None
+        if self._errors:
+            kept = self._errors.allowed(known_as, self.auto.ways)
+            allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
+        best = decide(facts, self.auto.ways, self._costs, allowed)
+        now = [self._ways.get(name) for name in known_as]
+        if any(
+            way is None or (allowed and way not in allowed[unit]) for unit, way in zip(facts.units, now, strict=True)
+        ):
+            return best
+        stays = priced(facts, [way for way in now if way], self._costs)
+        return best if best.price < stays.price * (1 - _BETTER) else stays
+
+    def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
+        strands = self._rehearsal.strands(way.choice, shapes)
+        return [tuple(replace(leg, work=leg.work * self._pace) for leg in strand) for strand in strands]

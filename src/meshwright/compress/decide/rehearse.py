@@ -1,0 +1,111 @@
+"""What a way costs on this device: every topology is run on a wire that leads nowhere, and its work is timed.
+
+So nothing about topologies and codecs is written down twice: legs, bytes and work are those of the real thing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from meshwright.compress.decide.pipeline import Leg, Strand
+from meshwright.compress.sync.bucket import Bucket, Gradients
+from meshwright.compress.sync.join import Wires
+from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.message import Stamp
+
+_TIMES = 2  # that each is run: the first builds what is to be built
+
+
+@dataclass(frozen=True)
+class _Posted:
+    sent: int
+    plain: bool
+    last: bool
+    copies: tuple[tuple[Any, Any], ...] = ()
+
+    def arrive(self) -> None:
+        for box, envelope in self.copies:
+            box.whole.copy_(envelope.whole)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A wire on which everyone sends what this process sends."""
+
+    size: int
+    place: int = 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(range(self.size))
+
+    @property
+    def others(self) -> list[int]:
+        return [(self.place + i) % self.size for i in range(1, self.size)]
+
+    def swap(self, stamp: Stamp, sends: Any, receives: Any, *, last: bool = False) -> _Posted:
+        for envelope in {id(envelope): envelope for _, envelope in sends}.values():
+            envelope.seal(stamp)
+        alike = {envelope.whole.numel(): envelope for _, envelope in sends}
+        copies = [(box, alike[box.whole.numel()]) for _, box in receives if box.whole.numel() in alike]
+        return _Posted(sum(envelope.whole.numel() for _, envelope in sends), False, last, tuple(copies))
+
+    def reduce(self, stamp: Stamp, numbers: torch.Tensor) -> _Posted:
+        size = 2 * (self.size - 1) * numbers.numel() * numbers.element_size() // self.size
+        return _Posted(size, True, True)
+
+
+@dataclass
+class Rehearsal:
+    """Legs of ways, timed once each.
+
+    >>> from meshwright.compress import codec
+    >>> strands = Rehearsal(4).strands(Choice(codec("fp16"), "scatter", 1 << 16), [(300, 300)])
+    >>> len(strands), [leg.sent > 0 for leg in strands[0]]
+    (2, [True, True, False])
+    """
+
+    members: int
+    feedback: bool = True
+    seed: int = 0
+    _known: dict[Any, list[Strand]] = field(default_factory=dict)
+
+    def strands(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
+        """Of adjacent gradients of these shapes."""
+        key = (choice, tuple(shapes))
+        if key not in self._known:
+            self._known[key] = self._timed(choice, shapes)
+        return self._known[key]
+
+    def _timed(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
+        wire: Any = Mirror(self.members)
+        alone: Any = Mirror(1)
+        gradients = Gradients(tuple(range(len(shapes))), tuple(shapes))
+        numbers = torch.randn(sum(gradients.counts), generator=torch.Generator().manual_seed(self.seed))
+        residual = torch.zeros_like(numbers) if self.feedback else None
+        choices = [choice] * len(shapes)
+        made = Bucket(gradients, choices, Wires(wire, alone, wire), residual=residual, momentum=None)
+        with torch.no_grad():
+            runs = [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
+        return [_quickest(same) for same in zip(*runs, strict=True)]
+
+
+def _legs(strand: Any) -> Strand:
+    found: list[Leg] = []
+    while True:
+        begin = time.thread_time()
+        posted = next(strand, None)
+        work = time.thread_time() - begin
+        if posted is None:
+            return (*found, Leg(work))
+        posted.arrive()
+        found.append(Leg(work, posted.sent, posted.plain, posted.last))
+
+
+def _quickest(same: Sequence[Strand]) -> Strand:
+    return tuple(min(legs, key=lambda leg: leg.work) for legs in zip(*same, strict=True))
