@@ -124,9 +124,13 @@ class Pace:
     to be had; it knows nothing of packets, and all of a process's messages share it."""
 
     def __init__(self, bits_per_second: float) -> None:
-        self._seconds = 8 / bits_per_second if bits_per_second else 0.0
+        self.change(bits_per_second)
         self.sent = 0
         self._free = 0.0  # when the link has sent all it was given
+
+    def change(self, bits_per_second: float) -> None:
+        """Another link from now on; 0: no limit."""
+        self._seconds = 8 / bits_per_second if bits_per_second else 0.0
 
     def __call__(self, size: int) -> None:
         self.sent += size

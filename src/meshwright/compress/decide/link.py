@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from meshwright.compress.decide.facts import Cost, Link
 from meshwright.compress.sync.message import Envelope, Stamp
-from meshwright.compress.sync.wire import Wire
+from meshwright.compress.sync.wire import Transfer, Wire
 
 _SMALL = 256  # bytes of a message whose length does not matter
 _LONG_ENOUGH = 0.1  # seconds: then starting and bursts that a shaped link lets through do not matter
@@ -31,32 +31,36 @@ class _Seen:
     work: float  # seconds of cores
 
 
-def measured(wire: Wire, cores: float) -> Link:
+Submit = Callable[[Sequence[Iterator[Transfer]]], Any]  # runs strands as those of gradients are, and waits for them
+Strand = Callable[[Wire, int], Iterator[Transfer]]
+
+
+def measured(wire: Wire, cores: float, submit: Submit) -> Link:
     """All processes at once; takes about a second, on slow links a few."""
     if wire.size == 1:
         return Link(Cost(0.0), Cost(0.0))
-    size = probe_size(wire)
-    return Link(_fitted(wire, _round, size, cores), _fitted(wire, _reduce, size, cores))
+    size = probe_size(wire, submit)
+    return Link(_fitted(wire, _round, size, cores, submit), _fitted(wire, _reduce, size, cores, submit))
 
 
-def probe_size(wire: Wire) -> int:
+def probe_size(wire: Wire, submit: Submit) -> int:
     """Bytes that keep the link for long enough to tell how fast it is."""
-    _round(wire, _SMALL)
+    _seen(wire, _round, _SMALL, submit)
     for size in _SIZES:
-        if _seen(wire, _round, size).wall > _LONG_ENOUGH:
+        if _seen(wire, _round, size, submit).wall > _LONG_ENOUGH:
             break
     return size
 
 
-def probed(wire: Wire, size: int) -> float:
+def probed(wire: Wire, size: int, submit: Submit) -> float:
     """Seconds of a round of so many bytes, with nothing else under way."""
-    return _seen(wire, _round, size).wall
+    return _seen(wire, _round, size, submit).wall
 
 
-def _fitted(wire: Wire, do: Callable[[Wire, int], None], size: int, cores: float) -> Cost:
-    small = [_seen(wire, do, _SMALL) for _ in range(_TIMES)]
+def _fitted(wire: Wire, do: Strand, size: int, cores: float, submit: Submit) -> Cost:
+    small = [_seen(wire, do, _SMALL, submit) for _ in range(_TIMES)]
     fixed, work = (statistics.median(values) for values in zip(*((one.wall, one.work) for one in small), strict=True))
-    large = _seen(wire, do, size)
+    large = _seen(wire, do, size, submit)
     work_byte = max(large.work - work, 0.0) / size
     byte = max(large.wall - fixed, large.wall / 4) / size
     return Cost(byte, max(fixed - work / min(1.0, cores), 0.0), work, work_byte)
@@ -89,23 +93,22 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _round(wire: Wire, sent: int) -> None:
+def _round(wire: Wire, sent: int) -> Iterator[Transfer]:
     """Everyone sends so many bytes in all, and receives as many."""
     each = max(sent // (wire.size - 1), 64)
     boxes = [(place, Envelope(each)) for place in wire.others]
     out = Envelope(each)
-    wire.swap(Stamp(0, 0, 0), [(place, out) for place in wire.others], boxes).wait()
+    yield wire.swap(Stamp(0, 0, 0), [(place, out) for place in wire.others], boxes)
 
 
-def _reduce(wire: Wire, sent: int) -> None:
-    numbers = torch.zeros(max(int(sent * wire.size / (2 * (wire.size - 1))) // 4, 1))
-    wire.reduce(Stamp(0, 0, 0), numbers).wait()
+def _reduce(wire: Wire, sent: int) -> Iterator[Transfer]:
+    yield wire.reduce(Stamp(0, 0, 0), torch.zeros(max(int(sent * wire.size / (2 * (wire.size - 1))) // 4, 1)))
 
 
-def _seen(wire: Wire, do: Callable[[Wire, int], None], size: int) -> _Seen:
+def _seen(wire: Wire, do: Strand, size: int, submit: Submit) -> _Seen:
     dist.barrier(group=wire.group)
     wall, work = time.perf_counter(), time.process_time()
-    do(wire, size)
+    submit([do(wire, size)])
     found = torch.tensor([time.perf_counter() - wall, time.process_time() - work], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=wire.group)
     return _Seen(*found.tolist())

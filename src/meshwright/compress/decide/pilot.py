@@ -22,7 +22,7 @@ from torch.futures import Future
 from meshwright.compress.decide.choose import Decision, decide, priced, steps_of
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
-from meshwright.compress.decide.link import measured, neighbours, probe_size, probed, told
+from meshwright.compress.decide.link import Submit, measured, neighbours, probe_size, probed, told
 from meshwright.compress.decide.pipeline import Strand, Times
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.bucket import Gradients
@@ -54,18 +54,21 @@ class Outlook:
 class Pilot:
     """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
 
-    def __init__(self, auto: Auto, wire: Wire, *, feedback: bool) -> None:
-        self.auto, self._wire = auto, wire
+    def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool) -> None:
+        self.auto, self._wire, self._submit = auto, wire, submit
         self.version = 0  # of the choices
         self.history: list[Outlook] = []
         self._cores = len(os.sched_getaffinity(0)) / neighbours(wire)
-        self.link: Link = measured(wire, self._cores)
+        self.link: Link = measured(wire, self._cores, submit)
         self._rehearsal = Rehearsal(wire.size, feedback)
         self._errors = Errors(auto) if auto.guard is not None else None
         self._ways: dict[Unit, Way] = {}
         self._pace = 1.0  # of the worker, against rehearsals
         self._drag = 1.0  # of steps, against simulations: what else runs on this machine
-        self._probe, self._unprobed = probe_size(wire) if wire.size > 1 else 0, 0.0  # bytes; seconds since the last one
+        self._probe, self._unprobed = (
+            probe_size(wire, submit) if wire.size > 1 else 0,
+            0.0,
+        )  # bytes; seconds since the last one
         self._due, self._votes_taken = _FIRST, 0
         self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
         self._layout: tuple[Gradients, ...] = ()  # of the last step
@@ -184,7 +187,7 @@ class Pilot:
         messages = self.link.messages
         if not off and self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
             return False
-        found = probed(self._wire, self._probe)
+        found = probed(self._wire, self._probe, self._submit)
         byte = max(found - messages.latency - messages.work / min(1.0, self._cores), found / 4) / self._probe
         times, self._unprobed = byte / messages.byte, 0.0
         self.link = self.link.slower(times)

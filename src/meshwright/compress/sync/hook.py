@@ -79,13 +79,16 @@ class Synchroniser:
         self._residuals, self._momenta = Memory(), Memory()
         self._buckets: dict[tuple[int, Gradients, int, int], Bucket] = {}
         self._tag = 0
-        self.pilot: Any = None
+        self._witness = witness
+        self._engine = Engine(self._told)
+        self.pilot: Any = None  # who decides, where the choice is left to it
         if not isinstance(choice, Choice) and not callable(choice):
             from meshwright.compress.decide.pilot import Pilot
 
-            self.pilot = Pilot(choice, self._wires.all, feedback=self.options.error_feedback)
-        self._witness = witness
-        self._engine = Engine(self._told)
+            def submit(strands: Sequence[Any]) -> None:
+                self._engine.submit(strands, None).wait()
+
+            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback)
 
     @property
     def error(self) -> Exception | None:
