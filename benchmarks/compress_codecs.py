@@ -1,8 +1,8 @@
 """How fast every codec encodes and decodes, against a copy on the same device in the same run.
 
-Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once (a sampled one its
-sample; where numbers are chosen, one pass leaves a bit for each, and the chosen ones are read again), the last one writes
-the message, decoding reads the message and writes the numbers. On a CUDA device all kernels of one call are captured in a
+Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once, the last one writes
+the message, decoding reads the message and writes the numbers. A sample of which a threshold is searched counts once: it is
+so small that all rounds but the first find it in a cache. On a CUDA device all kernels of one call are captured in a
 graph, so that the device is measured and not Python.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from meshwright.compress import codecs
 from meshwright.compress.language import REDUCTIONS
-from meshwright.compress.program import ROUNDS, Program, capacity, sampling, walk
+from meshwright.compress.program import ROUNDS, Program, sampling, walk
 
 CUDA = torch.cuda.is_available()
 NAMES = [name for name, codec in codecs().items() if codec.rounds == 1]
@@ -31,11 +31,19 @@ def read_by_encoding(program: Program, numbers: int) -> int:
         looked += numbers * any(node.op in REDUCTIONS and _reads(node) for node in one.reductions)
         for node in one.reductions:
             if node.op == "threshold" and _reads(node):
-                looked += (1 + ROUNDS) * sampling(numbers, node.every)[1]
-    chosen = max((capacity(numbers, one.part) for one in program.fields if one.over == "chosen"), default=0)
-    return 4 * (
-        looked + numbers + (chosen + 2 * numbers // 32 if chosen and CUDA else 0)
-    )  # one bit each, there and back
+                looked += _looked_at(numbers, node.every)
+    return 4 * (looked + numbers)
+
+
+def _looked_at(numbers: int, every: int) -> int:
+    """Numbers that the search of a threshold reads: on a CUDA device a sample, then all if all are wanted; else every round
+    reads them."""
+    if CUDA:
+        from meshwright.compress.triton_search import GUESS
+
+        return sampling(numbers, GUESS if every == 1 else every)[1] + (numbers if every == 1 else 0)
+    step, seen = sampling(numbers, every)
+    return seen if step > 1 else (1 + ROUNDS) * seen
 
 
 def _reads(node: Any) -> bool:
@@ -92,7 +100,8 @@ def one_size(size: int, names: list[str], tile: int, warps: int, *, feedback: bo
     # A copy of 1 GiB by the driver reaches two thirds of what a kernel does (H200): the faster of the two counts.
     copies = (lambda: other.copy_(flat), lambda: torch.mul(flat, 1.0, out=other))
     copy = 2 * size / min(seconds(one) for one in copies)
-    title = f"{size >> 20} MiB, tile {tile}, {warps} warps{', with a residual' if feedback else ''}"
+    tiles = f"tiles of {tile}" if tile else "usual tiles"
+    title = f"{size >> 20} MiB, {tiles}, {warps} warps{', with a residual' if feedback else ''}"
     print(f"\n{title}: copy {copy / 1e9:.0f} GB/s\n{'codec':12} {'ratio':>7} {'encode':>14} {'decode':>14}")
     for name in names:
         batch = made(name, [numbers], tile, warps)
@@ -154,9 +163,9 @@ def main() -> None:
     given = parser.parse_args()
     tile, warps = 4096, 4
     if CUDA:
-        from meshwright.compress.triton_backend import TILE, WARPS
+        from meshwright.compress.triton_backend import WARPS
 
-        tile, warps = TILE, WARPS
+        tile, warps = 0, WARPS
     names = given.codecs.split(",")
     print(torch.cuda.get_device_name() if CUDA else "CPU")
     for size in map(int, given.mib.split(",")):

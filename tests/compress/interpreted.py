@@ -45,6 +45,24 @@ def test_a_sample_gives_the_threshold() -> None:
     compare(batch(codecs()["dgc"], [140_007, 40], tile=32768), drawn(140_047, torch.float32, "cpu"), allowed=0)
 
 
+@pytest.mark.parametrize("name", ["dgc", "graddrop", "topk"])
+def test_large_numbers_that_lie_together(name: str) -> None:
+    """More than a tile's list has room for, in some tiles; fewer than the message has room for, and more."""
+    flat = drawn(4500, torch.float32, "cpu") * 1e-3
+    flat[600:700] += 5.0
+    flat[1900:1905] -= 7.0
+    compare(batch(codecs()[name], [4000, 500]), flat.clone(), allowed=0)
+    compare(batch(Codec("part", *_largest(0.05)), [1500, 3000]), flat, allowed=0)
+
+
+def _largest(part: float) -> tuple[Any, Any]:
+    def encode(g: Any) -> Any:
+        chosen = choose(magnitude(g) >= 1.0, part)
+        return {"index": chosen.index, "value": chosen.take(g)}
+
+    return encode, lambda m: spread(m["index"] + 0, m["value"])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_numbers(name: str) -> None:
     bad = [(1, float("nan")), (2, float("inf")), (4, -float("inf"))]

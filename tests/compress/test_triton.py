@@ -15,12 +15,12 @@ from tests.packages import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 POINTERS = {
-    "message": "*u8", "bits": "*u8", "tiles": "*i64", "segments": "*i64", "sample": "*i64", "found": "*i32", "base": "*i32",
-    "counts": "*i32",
-    **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "candidates"], "*fp32"),
+    "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64", "state": "*i64",
+    "board": "*i64", "found": "*i32", "words": "*i32", "numbers": "*i32",
+    **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "values"], "*fp32"),
 }  # fmt: skip
-WHOLE = dict.fromkeys(["seed", "many", "seed_copies", "slots", "slot"], "i32")
-CHOICES = {"ALIGNED": 16, "width": 8, "wide": 1024, "WIDE": 1024, "copies": 64, "last": False}  # others are switched on
+WHOLE = dict.fromkeys(["seed", "many"], "i32")
+CHOICES = {"ALIGNED": 16, "width": 8, "wide": 1024, "WIDE": 512, "SHARE": 32, "CHAIN": 2, "chain": 2}  # others are on
 
 
 @pytest.mark.skipif(not installed("triton"), reason="no Triton")
@@ -51,24 +51,24 @@ def test_kernels_are_compiled_without_a_device(name: str, tmp_path: Path, monkey
     wanted = (
         "reduce",
         "finish",
-        "top",
-        "try",
-        "count",
+        "search",
+        "pass",
+        "refine",
+        "choose",
         "collect",
         "write_message",
         "decode",
-        "scan",
-        "begin",
-        "narrow",
+        "scatter",
+        "heads",
     )
     for kernel, function in found.items():
         if kernel.endswith("_tile") or not kernel.startswith(wanted) or not hasattr(function, "arg_names"):
             continue
-        types = {**POINTERS, **WHOLE, **({"base": "*fp32"} if kernel.startswith("try") else {})}
+        types = {**POINTERS, **WHOLE}
         names = function.arg_names
         constant = {(i,): CHOICES.get(one, True) for i, one in enumerate(names) if one not in types}
         aligned = {(i,): [["tt.divisibility", 16]] for i, one in enumerate(names) if one in POINTERS}
         signature = {one: types.get(one, "constexpr") for one in names}
         made = triton.compile(ASTSource(function, signature, constant, aligned), target=GPUTarget("cuda", 90, 32))
-        if kernel.startswith(("reduce", "top", "try", "count", "write_message")):
+        if kernel.startswith(("reduce", "search", "pass", "refine", "choose", "write_message")):
             assert "ld.global.v4.b32" in made.asm["ptx"], kernel

@@ -35,6 +35,14 @@ def test_many_small_gradients(name: str) -> None:
     compare(batch(name, counts), drawn(sum(counts), torch.float32, "cuda"))
 
 
+@pytest.mark.parametrize("name", ["dgc", "graddrop", "topk"])
+def test_large_numbers_that_lie_together(name: str) -> None:
+    """More than lists of some tiles have room for."""
+    flat = drawn(2_000_000, torch.float32, "cuda") * 1e-3
+    flat[300_000:312_000] += 5.0
+    compare(batch(name, [1_500_000, 500_000]), flat)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_numbers(name: str) -> None:
     counts = [5000, 100_000, 1, 4096, 9000]

@@ -110,7 +110,7 @@ class Encoder(Writer):
     def _threshold(self, node: Node) -> None:
         self.line(
             "{ float low = 0, high = -INFINITY, tries[15]; int64_t counts[15], some = 0, seen = 0;",
-            f"int64_t step = least({node.every}, n / {ENOUGH}); if (step < 1) step = 1;",
+            f"int64_t step = least({node.every}, n / {ENOUGH}); if (step < 1) step = 1; step |= 1;",
             f"const int64_t unit = step > 1 ? {RUN} : {self.unit};",
         )
         self._tiles("unit", "step")

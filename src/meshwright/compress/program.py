@@ -24,7 +24,7 @@ ALIGN = 16  # bytes: every part of a message begins at a multiple of it, so that
 ROUNDS = 3
 SMALLEST = 2.0**-126  # the answer where not even k numbers are positive
 RUN = 32  # numbers of a run, of which a sampled threshold looks at one in `every`
-ENOUGH = 65536  # numbers that a sample has at least
+ENOUGH = 65536  # numbers that a sample has at least, but for one run in so many that are left out more
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +69,13 @@ def capacity(numbers: int, part: float) -> int:
 
 
 def sampling(numbers: int, every: int) -> tuple[int, int]:
-    """One in how many runs of numbers a sampled threshold looks at, and how many numbers those are.
+    """One in how many runs of numbers a sampled threshold looks at, and how many numbers those are. An odd one: rows of a
+    matrix are often a power of two long, and an even one would see few of its columns.
 
     >>> sampling(100_000, 64), sampling(1 << 20, 64), sampling(1 << 20, 1)
-    ((1, 100000), (16, 65536), (1, 1048576))
+    ((1, 100000), (17, 61696), (1, 1048576))
     """
-    step = max(1, min(every, numbers // ENOUGH))
+    step = max(1, min(every, numbers // ENOUGH)) | 1
     runs, short = divmod(numbers, RUN)
     whole = -(-runs // step)
     return step, whole * RUN + (short if runs % step == 0 else 0)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TRIES = tl.constexpr(16)  # places for one threshold: how many numbers are positive, then how many reach each candidate
+from meshwright.compress.triton_waiting import follow
+
 _SMALLEST = tl.constexpr(2.0**-126)
 _POSITIVE = tl.constexpr(2.0**-149)  # the least number that is more than nothing
 
@@ -55,6 +56,12 @@ def nearest(x):
 
 
 @triton.jit
+def nearest_small(x):
+    """The same where numbers beyond 2^22 need only stay about as large, since they are cut off."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
 def small(x):
     """A float that is whole and less than 2^22 away from 0, as an integer: the last bits of 1.5 * 2^23 and it."""
     return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
@@ -74,22 +81,29 @@ def uniform(number, seed):
 
 @triton.jit
 def put(pointer, code, length, whole: tl.constexpr, bits: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
-    """Write codes of less than a byte: the first of a byte in its low bits."""
+    """Write codes of less than a byte, the first of a byte in its low bits. Floats are whole numbers that fit: their sums
+    are exact, and cheaper than shifts."""
     each: tl.constexpr = 8 // bits
-    shift = tl.arange(0, each) * bits
-    many = tl.reshape(code & (2**bits - 1), (rows, columns // each, each)) << shift[None, None, :]
-    packed = tl.sum(many, axis=2).to(tl.uint8)
+    weight = 1 << (tl.arange(0, each) * bits)
+    if code.dtype == tl.float32:
+        many = tl.reshape(code, (rows, columns // each, each)) * weight.to(tl.float32)[None, None, :]
+        packed = small(tl.sum(many, axis=2)).to(tl.uint8)
+    else:
+        many = tl.reshape(code & (2**bits - 1), (rows, columns // each, each)) * weight[None, None, :]
+        packed = tl.sum(many, axis=2).to(tl.uint8)
     at = tl.arange(0, rows)[:, None] * (columns // each) + tl.arange(0, columns // each)[None, :]
     write(pointer + at, packed, at < (length + each - 1) // each, whole)
 
 
 @triton.jit
-def get(pointer, at, inside, whole: tl.constexpr, bits: tl.constexpr):
-    """Read codes of less than a byte: every number reads the byte it is in, the first level of the cache has it."""
+def get(pointer, length, whole: tl.constexpr, bits: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    """Read codes of less than a byte: every byte once."""
     each: tl.constexpr = 8 // bits
-    shift: tl.constexpr = 3 if bits == 1 else (2 if bits == 2 else 1)
-    byte = read(pointer + (at >> shift), inside, whole).to(tl.int32)
-    return (byte >> ((at & (each - 1)) * bits)) & (2**bits - 1)
+    at = tl.arange(0, rows)[:, None] * (columns // each) + tl.arange(0, columns // each)[None, :]
+    byte = read(pointer + at, at < (length + each - 1) // each, whole).to(tl.int32)
+    shift = tl.arange(0, each) * bits
+    code = (byte[:, :, None] >> shift[None, None, :]) & (2**bits - 1)
+    return tl.reshape(code, (rows, columns))
 
 
 @triton.jit
@@ -143,76 +157,54 @@ def head(message, place, bad, many):
 
 
 @triton.jit
-def heads(message, segments, partial, width: tl.constexpr, wide: tl.constexpr):
+def heads(message, segments, partial, width: tl.constexpr, wide: tl.constexpr, chain: tl.constexpr):
     """Tell of bad numbers, where no other kernel has done so."""
     segment = segments + tl.program_id(0) * width
-    bad = largest_of(partial + tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), 0.0, wide)
-    head(message, tl.load(segment + 2), bad, 0)
+    first, many, place = tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), tl.load(segment + 2)
+    follow(chain)
+    head(message, place, largest_of(partial + first, many, 0.0, wide), 0)
 
 
 @triton.jit
-def scan(message, segments, partial, found, base, flag: tl.constexpr, width: tl.constexpr, wide: tl.constexpr):
-    """Where each tile writes the first number it has chosen, and how many a gradient has chosen, as far as there is room."""
-    segment = segments + tl.program_id(0) * width
-    first, many = tl.load(segment + 3), tl.load(segment + 4).to(tl.int32)
-    at = tl.arange(0, wide)
-    before = tl.zeros((), tl.int32)
-    i = tl.zeros((), tl.int32)
-    while i < many:
-        inside = i + at < many
-        here = tl.load(found + first + i + at, mask=inside, other=0)
-        tl.store(base + first + i + at, before + tl.cumsum(here, 0) - here, mask=inside)
-        before += tl.sum(here, 0)
-        i += wide
-    chosen = tl.minimum(before, tl.load(segment + 5).to(tl.int32))
-    place = tl.load(segment + 2)
-    word = (message + place).to(tl.pointer_type(tl.int32))
-    tl.store(word + 1, chosen)
-    if flag:
-        tl.store(word, largest_of(partial + first, many, 0.0, wide).to(tl.int32))
+def candidate(low, high, j, turn):
+    """A value that may be the threshold: at first the smallest one that is positive (j = 0) and the largest / 2^15 to / 2,
+    then those that part the bracket into 16. Product and sum are rounded one after the other, as on every device: kernels
+    that use this must be compiled without fused ones."""
+    power = ((111 + j) << 23).to(tl.float32, bitcast=True)  # 2^(j - 16)
+    later = low + (high - low) * (j.to(tl.float32) * 0.0625)
+    return tl.where(turn == 0, tl.where(j == 0, _POSITIVE, high * power), later)
 
 
 @triton.jit
-def begin(sample, partial, candidates, wide: tl.constexpr):
-    """The first candidates of a threshold: the largest number / 2^15 to / 2; the bracket is from nothing to the largest."""
-    which = tl.program_id(0)
-    first, many = tl.load(sample + which * 4), tl.load(sample + which * 4 + 1).to(tl.int32)
-    top = largest_of(partial + first, many, 0.0, wide)
-    at = tl.arange(0, TRIES)
-    power = ((111 + at) << 23).to(tl.float32, bitcast=True)  # 2^(at - 16)
-    mine = candidates + which * 32
-    tl.store(mine + at, tl.where(at == 0, _POSITIVE, top * power))
-    tl.store(mine + 16, 0.0)
-    tl.store(mine + 17, top)
+def counted(value, low, high, turn):
+    """How many numbers reach each of the 16 candidates: one sum for all, since sums wait for each other."""
+    tried = candidate(low, high, tl.arange(0, 16), turn)
+    return tl.sum(tl.where(value[None, :] >= tried[:, None], 1.0, 0.0), 1).to(tl.int32)
 
 
 @triton.jit
-def narrow(
-    sample, counts, candidates, stats, slots, slot, copies: tl.constexpr, first: tl.constexpr, last: tl.constexpr
-):
-    """Keep the narrowest bracket whose lower end more than k numbers reach, and part it into 16. Product and sum are
-    rounded one after the other, as on every device: this kernel must be compiled without fused ones."""
-    which = tl.program_id(0)
-    k = tl.load(sample + which * 4 + 2).to(tl.int32)
-    mine = candidates + which * 32
-    at = tl.arange(0, TRIES)
-    place = counts + which * copies * 16 + tl.arange(0, copies)[:, None] * 16 + at[None, :]
-    found = tl.sum(tl.load(place), 0)
-    tl.debug_barrier()  # all have been read
-    tl.store(place, tl.zeros((copies, TRIES), tl.int32))
-    low, high = tl.load(mine + 16), tl.load(mine + 17)
-    tried = tl.load(mine + at)
+def narrowed(found, low, high, k, turn):
+    """The narrowest bracket whose lower end more than k numbers reach."""
+    at = tl.arange(0, 16)
+    tried = candidate(low, high, at, turn)
     more = (found > k) & (at > 0)
-    low = tl.maximum(low, tl.max(tl.where(more, tried, low), 0))
-    high = tl.minimum(high, tl.min(tl.where(more | (at == 0), high, tried), 0))
-    if first:  # not even k numbers are positive: all of them are taken
-        few = tl.sum(tl.where(at == 0, found, 0), 0) <= k
-        high = tl.where(few, _SMALLEST, high)
-        low = tl.where(few, _SMALLEST, low)
-    if last:
-        tl.store(stats + which * slots + slot, high)
-    else:
-        step = (high - low) * (at.to(tl.float32) * 0.0625)
-        tl.store(mine + at, low + step)
-        tl.store(mine + 16, low)
-        tl.store(mine + 17, high)
+    new_low = tl.maximum(low, tl.max(tl.where(more, tried, low), 0))
+    new_high = tl.minimum(high, tl.min(tl.where(more | (at == 0), high, tried), 0))
+    # Not even k numbers are positive: all of them are taken.
+    few = (turn == 0) & (tl.sum(tl.where(at == 0, found, 0), 0) <= k)
+    return tl.where(few, _SMALLEST, new_low), tl.where(few, _SMALLEST, new_high)
+
+
+@triton.jit
+def reaching(sorted_numbers, many, least):
+    """How many of the numbers are less than one: 32 places are looked at in each turn."""
+    low = tl.zeros((), tl.int32)
+    high = low + many
+    place = tl.arange(0, 32) + 1
+    while low < high:
+        step = (high - low + 32) // 33
+        at = low + place * step - 1
+        below = tl.load(sorted_numbers + at, mask=at < high, other=0x7FFFFFFF) < least
+        low += tl.sum(below.to(tl.int32), 0) * step
+        high = tl.minimum(high, low + step - 1)
+    return low

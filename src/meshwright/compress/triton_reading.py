@@ -5,9 +5,12 @@ from __future__ import annotations
 from textwrap import indent
 
 from meshwright.compress.language import Node
-from meshwright.compress.program import walk
+from meshwright.compress.program import Field, Program, walk
 from meshwright.compress.triton_values import FIXED, TILE, TYPES, Body, Shape
 from meshwright.errors import InputError
+
+SPREAD = 4096  # numbers that one program writes where few of them were sent
+_AT_ONCE = 128  # of those that were sent
 
 
 def reading(shape: Shape) -> str:
@@ -15,7 +18,7 @@ def reading(shape: Shape) -> str:
     result = shape.program.decoding.result
     assert result is not None
     if result.op == "spread":
-        return _scattering(shape, result)
+        return (_spreading(shape, result) if in_order(shape.program) else "") + _scattering(shape, result)
     if any(node.op == "spread" for node in walk(result)):
         raise InputError(
             "computes with what it has spread", field="decode", valid="spread(...) of computed values, at last"
@@ -52,12 +55,62 @@ def decode(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl
 """
 
 
+def in_order(program: Program) -> bool:
+    """Whether a message has chosen numbers in the order of their places."""
+    result = program.decoding.result
+    if result is None or result.op != "spread" or result.args[0].op != "field":
+        return False
+    stored = next(one.node for one in program.fields if one.name == result.args[0].name)
+    return stored.op == "take" and stored.args[1].op == "index"
+
+
+def _spreading(shape: Shape, result: Node) -> str:
+    """Chosen numbers in their places, nothing elsewhere: what is chosen of a tile is found by its order."""
+    body, size = _Message(shape), SPREAD
+    index, value = body.of(result.args[0], "int"), body.of(result.args[1], "float")
+    place, _ = _field(shape, result.args[0].name)
+    passed = "message, out, agreed, segments, segment, facts, number, many"
+    return f"""
+@triton.jit
+def sent({passed}):
+    inside = number < many
+{indent(chr(10).join(body.lines), "    ")}
+    return {index}, {value}
+
+
+@triton.jit
+def decode(message, out, agreed, tiles, segments, ALIGNED: tl.constexpr):
+{indent(TILE.format(size=size), "    ")}
+    facts, end = segments + segment * {shape.width}, start + length
+    head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))
+    many = tl.minimum(tl.load(facts + 5).to(tl.int32), tl.maximum(tl.load(head + 1), 0))
+    places = (message + tl.load(facts + {FIXED + place})).to(tl.pointer_type(tl.int32))
+    number = reaching(places, many, start) + tl.arange(0, {_AT_ONCE})
+    place, value = sent({passed})  # before the zeros, behind which it would wait
+    offset = tl.arange(0, {size})
+    if length == {size}:
+        tl.store(out + at + offset, tl.zeros(({size},), out.dtype.element_ty))
+    else:
+        tl.store(out + at + offset, tl.zeros(({size},), out.dtype.element_ty), mask=offset < length)
+    tl.debug_barrier()  # the zeros have been written
+    going = 1
+    while going > 0:
+        here = (number < many) & (place >= start) & (place < end)
+        tl.store(out + at + (place - start), cast(value, out.dtype.element_ty), mask=here)
+        going = (tl.max(tl.where(number < many, place, end), 0) < end).to(tl.int32)
+        if going > 0:
+            number += {_AT_ONCE}
+            place, value = sent({passed})
+"""
+
+
 def _scattering(shape: Shape, result: Node) -> str:
+    """Chosen numbers added to what is in their places (or written there)."""
     body = _Message(shape)
     index, value = body.of(result.args[0], "int"), body.of(result.args[1], "float")
     return f"""
 @triton.jit
-def decode(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl.constexpr):
+def scatter(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl.constexpr):
 {indent(TILE.format(size=shape.size), "    ")}
     facts = segments + segment * {shape.width}
     number = start + tl.arange(0, {shape.size})
@@ -73,20 +126,25 @@ def decode(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl
 """
 
 
+def _field(shape: Shape, name: str) -> tuple[int, Field]:
+    return next((i, one) for i, one in enumerate(shape.program.fields) if one.name == name)
+
+
 class _Message(Body):
     """Values of a message."""
 
     def _value(self, node: Node) -> str:
         if node.op != "field":
             return super()._value(node)
-        place, one = next((i, one) for i, one in enumerate(self.shape.program.fields) if one.name == node.name)
+        place, one = _field(self.shape, node.name)
         if not one.sent:
             return self.let("tl.load(agreed + segment)")
         begin = f"message + tl.multiple_of(tl.load(facts + {FIXED + place}), 16)"
         if one.over == "number" and one.bits < 8:
             each = 8 // one.bits
             at = f"{begin} + start // {each}"
-            return self.let(f"get({at}, offset, inside, WHOLE, {one.bits})")
+            columns = self.shape.columns
+            return self.let(f"get({at}, length, WHOLE, {one.bits}, {self.shape.size // columns}, {columns})")
         begin = f"({begin}).to(tl.pointer_type(tl.{TYPES[one.dtype]}))"
         kind = "float32" if node.kind == "float" else "int32"
         if one.over == "number":

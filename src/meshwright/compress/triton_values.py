@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
-from meshwright.compress.program import Program, is_barrier
+from meshwright.compress.program import Program, is_barrier, walk
 
 COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
 FIXED = 6  # of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones
@@ -17,6 +18,8 @@ LEAST = {"total": "0", "largest": 'float("-inf")', "smallest": 'float("inf")'}
 LEAST_INT = {"total": "0", "largest": "-2147483648", "smallest": "2147483647"}
 REDUCE = {"total": "tl.sum", "largest": "tl.max", "smallest": "tl.min"}
 _CLOSED = frozenset(["add", "sub", "neg", "min", "max", "where"])  # whole numbers stay so, and small
+
+LISTED = 2048  # places of lists that one program reads
 
 
 TILE = """tile = tl.program_id(0)
@@ -35,10 +38,39 @@ class Shape:
     size: int  # numbers of a tile
     stats: dict[int, int]  # place of each statistic of a gradient
 
+    @cached_property
+    def cut(self) -> frozenset[int]:
+        """Roundings whose results are only used after they were cut off at the ends of a code's range, as `pack` does."""
+        steps = self.program.encoding
+        roots = [node for one in steps for node in (*one.reductions, *(each.node for each in one.fields), one.choice)]
+        found = {id(node): node for root in [*roots, steps[-1].result] if root is not None for node in walk(root)}
+        users: dict[int, list[Node]] = {
+            id(root): [root] for root in roots if root is not None
+        }  # one more than there are
+        for node in found.values():
+            for arg in node.args:
+                users.setdefault(id(arg), []).append(node)
+
+        def is_cut(node: Node) -> bool:
+            user = users[id(node)][0] if len(users[id(node)]) == 1 else node
+            if user.op == "max" and _within(user):
+                return len(users[id(user)]) == 1 and users[id(user)][0].op == "min" and _within(users[id(user)][0])
+            return user is not node and user.op in {"add", "sub"} and _within(user) and is_cut(user)
+
+        return frozenset(key for key, node in found.items() if node.op == "round" and is_cut(node))
+
     @property
-    def sampled(self) -> int:
-        """Numbers of a tile of what a threshold looks at: more, since the counts of a tile cost as much as many numbers."""
-        return max(self.size, min(4 * self.size, 16384))
+    def slots(self) -> int:
+        """Places in the list of what a tile has chosen: twice as many as would fill the message, or more."""
+        part = max((one.part for one in self.program.fields if one.over == "chosen"), default=0.0)
+        thresholds = [one for step in self.program.encoding for one in step.reductions if one.op == "threshold"]
+        part = max([part, *(one.value for one in thresholds)])
+        return min(self.size, 1 << max(5, int(2 * part * self.size).bit_length()))
+
+    @property
+    def listed(self) -> int:
+        """Tiles whose lists one program reads."""
+        return max(1, LISTED // self.slots)
 
     @property
     def columns(self) -> int:
@@ -152,6 +184,8 @@ class Body:
         args = [self.of(arg, wanted) for arg in node.args]
         if op in SYMBOLS:
             return self.let(f"{args[0]} {SYMBOLS[op]} {args[1]}")
+        if op == "round" and id(node) in self.shape.cut:
+            return self.let(f"nearest_small({args[0]})")
         if op in {"neg", "not"}:
             return self.let(f"-{args[0]}" if op == "neg" else f"{args[0]} == 0")
         return self.let(f"{_CALLS[op]}({', '.join(args)})")
@@ -174,6 +208,11 @@ class Body:
         return self.let(f"{top} * {self.let(f'1.0 / {below}')}")
 
 
+def _within(node: Node) -> bool:
+    """Whether an operation is one with a constant that is not large."""
+    return any(arg.op == "constant" and abs(arg.value) < 2**20 for arg in node.args)
+
+
 def whole(node: Node) -> bool:
     """Whether a float has no part below one."""
     if node.op in {"floor", "round"} or node.kind != "float":
@@ -190,7 +229,8 @@ def small_whole(node: Node) -> bool:
     if node.op == "constant":
         return abs(node.value) < 2**20
     if node.op == "int":
-        return node.args[0].kind == "float" and whole(node.args[0])
+        arg = node.args[0]
+        return arg.kind == "bool" or (whole(arg) if arg.kind == "float" else small_whole(arg))
     if node.op == "field":
         return node.over == "number"
     return node.op in _CLOSED and all(small_whole(arg) for arg in (node.args[1:] if node.op == "where" else node.args))

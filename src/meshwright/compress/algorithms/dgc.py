@@ -6,7 +6,7 @@ The threshold aims a little below the room there is: what finds no room stays in
 from meshwright.compress.language import Fields, Node, Sent, choose, magnitude, spread, threshold
 
 
-def encode(g: Node, *, part: float = 0.01, every: int = 32) -> Sent:
+def encode(g: Node, *, part: float = 0.01, every: int = 1024) -> Sent:
     chosen = choose(magnitude(g) >= threshold(magnitude(g), part * 0.9, every), part)
     return {"index": chosen.index, "value": chosen.take(g)}
 

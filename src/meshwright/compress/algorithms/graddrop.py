@@ -5,7 +5,7 @@ from meshwright.compress.language import Fields, Node, Sent, choose, half, large
 
 def encode(g: Node, *, dropped: float = 0.99) -> Sent:
     part = 1 - dropped
-    chosen = choose(magnitude(g) >= threshold(magnitude(g), part, every=32), part)
+    chosen = choose(magnitude(g) >= threshold(magnitude(g), part, every=1024), part)
     return {"index": chosen.index, "value": chosen.take(half(smaller(larger(g, -65504.0), 65504.0)))}
 
 

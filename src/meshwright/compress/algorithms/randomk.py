@@ -4,7 +4,7 @@ from meshwright.compress.language import Fields, Node, Sent, choose, spread, thr
 
 
 def encode(g: Node, *, part: float = 0.01) -> Sent:
-    chosen = choose(uniform() >= threshold(uniform(), part, every=32), part)
+    chosen = choose(uniform() >= threshold(uniform(), part, every=1024), part)
     return {"index": chosen.index, "value": chosen.take(g)}
 
 

@@ -1,0 +1,191 @@
+"""Choosing numbers as Triton text: a pass that tests every number and lists those that pass, tile by tile, and one over the
+lists, which learns how many others were chosen before, and writes the message.
+
+A list has room for several times as many as are expected. Where more pass, the tile is left to the second pass, which then
+tests its numbers again.
+"""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from meshwright.compress.program import Pass
+from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel, stored
+from meshwright.compress.triton_values import TILE, Body, Shape
+from meshwright.errors import InputError
+
+_TURNS = "flat, residual, message, agreed, segments, stats, seed, at, segment, start, word, place, room, left"
+_LISTS = "flat, residual, numbers, values, tile, at, start, word, place, left"
+_GROUPS = (
+    "flat, residual, message, agreed, tiles, segments, groups, partial, stats, found, words, numbers, values, state, seed, "
+    "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr"
+)
+GROUP = 4  # facts of a group of tiles: the first, how many, gradient, first group of the gradient
+
+
+def choosing(shape: Shape, last: Pass) -> str:
+    """Both passes."""
+    if shape.program.block:
+        raise InputError("chooses by blocks", field="choose", valid="a test without statistics of blocks")
+    if any(one.over == "number" for one in last.fields):
+        raise InputError("sends chosen numbers and all of them", field="encode", valid="one of both")
+    return "\n\n".join([_listing(shape, last), _turns(shape, last), _again(shape, last), _collecting(shape, last)])
+
+
+def _tested(shape: Shape, last: Pass, body: Body) -> list[str]:
+    """One bit for each number that passes, in words of 32; bad ones never do. The words are written and read, so that each
+    thread has one of them: those that it has found are the same in many threads."""
+    assert last.choice is not None
+    test = body.of(last.choice)
+    return [
+        f"passing = hide({test} & good, inside, False, WHOLE)",
+        f"bits = tl.reshape(passing, ({shape.size // 32}, 32))",
+        f"own = words + tile.to(tl.int64) * {shape.size // 32} + tl.arange(0, {shape.size // 32})",
+        "tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, 32))[None, :], 0), 1))",
+        "tl.debug_barrier()",
+        "word = tl.load(own)",
+        "here = ones(word.to(tl.uint32, bitcast=True))",
+    ]
+
+
+def _listing(shape: Shape, last: Pass) -> str:
+    """Numbers that pass are read again one of each 32 in each turn, from the cache. The residual becomes what the message
+    will lack if there is room for all."""
+    body = Body(shape)
+    lines = _tested(shape, last, body)
+    body.lines += [
+        *lines,
+        "all_here = tl.sum(here, 0)",
+        "tl.store(found + tile, all_here)",
+        "if FLAG:",
+        "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))",
+        f"if all_here <= {shape.slots}:",
+        f"    to_list({_LISTS.replace('place', 'tl.cumsum(here, 0) - here').replace('left', 'tl.max(here, 0)')}, RESIDUAL)",
+    ]
+    if last.result is not None:
+        rest = body.further()
+        said = rest.of(last.result, "float")
+        rest.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
+        body.lines += ["    if RESIDUAL:", "        kept = passing"]
+        body.lines += ["        tl.debug_barrier()  # they have been read", *("        " + line for line in rest.lines)]
+    turn = [*LOWEST, "inside = word != 0", *LOADING, *JUDGING]
+    return f"""
+@triton.jit
+def to_list({_LISTS}, RESIDUAL: tl.constexpr):
+    which = tl.arange(0, {shape.size // 32}) * 32
+    WHOLE: tl.constexpr = False
+    to = tile.to(tl.int64) * {shape.slots}
+    while left > 0:
+{indent(chr(10).join(turn), "        ")}
+        tl.store(numbers + to + place, start + offset, mask=inside)
+        tl.store(values + to + place, x, mask=inside)
+{indent(chr(10).join(NEXT), "        ")}
+{kernel(shape, "choose", body)}"""
+
+
+def _fields(shape: Shape, last: Pass, body: Body, *, chosen: bool) -> list[str]:
+    fields = [(i, one) for i, one in enumerate(last.fields) if one.sent and (one.over == "chosen") == chosen]
+    lines = [line for i, one in fields for line in stored(shape, body, one, i)]
+    return [*body.lines, *lines]
+
+
+def _turns(shape: Shape, last: Pass) -> str:
+    """Write the lowest number of each word, as far as there is room, until no word has any."""
+    body = Body(shape)
+    lines = _fields(shape, last, body, chosen=True)
+    rest = body.further()
+    if last.result is not None:
+        rest.lines.append(f"tl.store(residual + at + offset, x - {rest.of(last.result, 'float')}, mask=kept)")
+    turn = [
+        *LOWEST,
+        "kept = (word != 0) & (place < room)",
+        "number, zero = start + offset, offset * 0",
+        "if RESIDUAL:",
+        "    x = tl.load(residual + at + offset, mask=kept, other=0.0)",
+        "else:",
+        "    x = tl.load(flat + at + offset, mask=kept, other=0.0).to(tl.float32)",
+        *lines,
+        "if RESIDUAL:",
+        *("    " + line for line in rest.lines),
+        *NEXT,
+    ]
+    return f"""
+@triton.jit
+def write_chosen({_TURNS}, RESIDUAL: tl.constexpr):
+    which, facts = tl.arange(0, {shape.size // 32}) * 32, segments + segment * {shape.width}
+    while left > 0:
+{indent(chr(10).join(turn), "        ")}
+"""
+
+
+def _again(shape: Shape, last: Pass) -> str:
+    """A tile that has too many for its list."""
+    body = Body(shape)
+    lines = _tested(shape, last, body)
+    return f"""
+@triton.jit
+def test_again(flat, residual, message, agreed, tiles, segments, stats, words, seed, tile, before, room,
+               RESIDUAL: tl.constexpr, ALIGNED: tl.constexpr):
+    WHOLE: tl.constexpr = False
+{indent(TILE.format(size=shape.size).partition(chr(10))[2], "    ")}
+    offset = tl.arange(0, {shape.size // shape.columns})[:, None] * {shape.columns} + tl.arange(0, {shape.columns})[None, :]
+    number, inside = start + offset, offset < length
+    zero, facts = offset * 0, segments + segment * {shape.width}
+{indent(chr(10).join([*LOADING, *JUDGING, *body.lines, *lines]), "    ")}
+    place = before + tl.cumsum(here, 0) - here
+    if RESIDUAL:
+        write(residual + at + offset, tl.where(good, x, old), inside, WHOLE)
+        tl.debug_barrier()  # those that are chosen are written again
+    write_chosen({_TURNS.replace("left", "tl.max(here, 0)")}, RESIDUAL)
+"""
+
+
+def _collecting(shape: Shape, last: Pass) -> str:
+    """Lists of some tiles at once, into the message; what finds no room goes back to the residual."""
+    first, body = Body(shape), Body(shape)
+    once, lines = _fields(shape, last, first, chosen=False), _fields(shape, last, body, chosen=True)
+    many = shape.listed
+    return f"""
+@triton.jit(do_not_specialize=["seed"])
+def collect({_GROUPS}):
+    program = tl.program_id(0)
+    row = groups + program * {GROUP}
+    tile, tiles_here = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32)
+    segment, start = tl.load(row + 2).to(tl.int32), program - tl.load(row + 3).to(tl.int32)
+    facts = segments + segment * {shape.width}
+    at, room = tl.load(facts), tl.load(facts + 5).to(tl.int32)
+    last = tile + tiles_here == (tl.load(facts + 3) + tl.load(facts + 4)).to(tl.int32)
+    which = tl.arange(0, {many})
+    follow(CHAIN)
+    here = tl.load(found + tile + which, mask=which < tiles_here, other=0)
+    mine = tl.sum(here, 0).to(tl.int64)
+    if FLAG:
+        bad = tl.load(partial + tile + which, mask=which < tiles_here, other=0.0)
+        mine += tl.sum(bad, 0).to(tl.int64) << 32
+    rank = tl.arange(0, {shape.slots})[None, :]
+    listed = rank < tl.where(here <= {shape.slots}, here, 0)[:, None]
+    of = tile.to(tl.int64) * {shape.slots} + which[:, None] * {shape.slots} + rank
+    number, x = tl.load(numbers + of, mask=listed, other=0), tl.load(values + of, mask=listed, other=0.0)
+    before = total_before(state, program, program - start, mine, WIDE)
+    if last:
+        head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))
+        tl.store(head + 1, tl.minimum((before + mine).to(tl.int32), room))
+        if FLAG:
+            tl.store(head, ((before + mine) >> 32 > 0).to(tl.int32))
+{indent(chr(10).join(once), "    ")}
+    base = before.to(tl.int32) + tl.cumsum(here, 0) - here
+    place = base[:, None] + rank
+    kept = listed & (place < room)
+    zero = number * 0
+{indent(chr(10).join(lines), "    ")}
+    if RESIDUAL:
+        tl.store(residual + at + number, x, mask=listed & (place >= room))
+    if tl.max(here, 0) > {shape.slots}:
+        i = tl.zeros((), tl.int32)
+        while i < tiles_here:
+            own = tl.sum(tl.where(which == i, base, 0), 0)
+            if tl.load(found + tile + i) > {shape.slots}:
+                test_again(flat, residual, message, agreed, tiles, segments, stats, words, seed, tile + i, own, room,
+                           RESIDUAL, ALIGNED)
+            i += 1
+"""

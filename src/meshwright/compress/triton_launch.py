@@ -1,0 +1,107 @@
+"""How kernels of a batch are launched: one after the other, each as early as it can begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.compress.language import Node
+from meshwright.compress.program import ROUNDS, capacity, sampling
+from meshwright.compress.triton_search import CHUNK, GUESS, MARGIN
+
+if TYPE_CHECKING:
+    from meshwright.compress.triton_backend import TritonBatch
+
+# Registers of a thread in kernels whose rare paths would ask for more, and leave room for fewer programs.
+CHOOSING, COLLECTING = 64, 80
+
+
+class Run:
+    """One encoding: what its kernels are given."""
+
+    def __init__(self, batch: TritonBatch, flat: Tensor, message: Tensor, residual: Tensor | None, seed: int) -> None:
+        self.batch, self.flat, self.message, self.residual = batch, flat, message, residual
+        mixed = seed * 0x85EBCA77 & 0xFFFFFFFF
+        self.seed = mixed - (1 << 32) if mixed >= 1 << 31 else mixed
+        self.kept = flat if residual is None else residual
+        self.flagged, self.first = False, True
+        self.few: dict[str, Any] = {"maxnreg": CHOOSING} if residual is None else {}
+
+    def over(self, name: str, *, flag: bool = False, **options: Any) -> None:
+        """Launch a kernel over all tiles."""
+        its = self.batch
+        self.launch(
+            name, len(its._tiles), self.flat, self.kept, self.message, its.agreed, its._tiles, its._segments, its._partial,
+            its._stats, its._found, its._words, its._numbers, its._values, self.seed, its._partial.shape[1], flag,
+            self.residual is not None, warps=its._warps, last=(32 * its._warps, its._aligned), **options,
+        )  # fmt: skip
+
+    def launch(
+        self, name: str, programs: int, *given: Any, warps: int, last: tuple[Any, ...] = (), **options: Any
+    ) -> None:
+        """Launch a kernel that waits for the one before itself, so that it can begin earlier."""
+        if not programs:
+            return
+        chain = 0 if not self.batch._overlaps else 1 if self.first else 2
+        self.first = False
+        if chain == 2:
+            options["launch_pdl"] = True
+        self.batch._kernels[name][(programs,)](*given, chain, *last, num_warps=warps, **options)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How programs share the search of one threshold; one over all numbers begins with a guess from a sample."""
+
+    slot: int
+    guess: Shared
+    exact: Shared | None
+
+    @classmethod
+    def of(cls, batch: TritonBatch, node: Node) -> Search:
+        slot = batch._shape.stats[id(node)]
+        if node.every > 1:
+            return cls(slot, Shared.of(batch, node.every, node.value), None)
+        return cls(slot, Shared.of(batch, GUESS, min(1.0, node.value * MARGIN)), Shared.of(batch, 1, node.value))
+
+    def launch(self, batch: TritonBatch, run: Run) -> None:
+        self.guess.launch(f"search_{self.slot}", run)
+        if self.exact is not None:
+            run.over(f"pass_{self.slot}", **run.few)
+            self.exact.launch(f"refine_{self.slot}", run, batch._found, batch._values)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Programs that look at a gradient, or a sample of it, together."""
+
+    table: Tensor  # facts of every program
+    board: Tensor  # what they tell each other, in every round
+    share: int  # programs of one gradient, at most
+
+    @classmethod
+    def of(cls, batch: TritonBatch, every: int, part: float) -> Shared:
+        steps, seen = np.array([sampling(one, every) for one in batch.counts], np.int64).reshape(-1, 2).T
+        rows = np.minimum(-(-seen // CHUNK), batch._together)
+        which = np.repeat(np.arange(len(rows)), rows)
+        first = (np.cumsum(rows) - rows)[which]
+        reach = np.array([capacity(int(one), part) for one in seen], np.int64)
+        table = batch._table(
+            which, np.arange(len(which)), first, rows[which], reach[which], steps[which], seen[which],
+            np.array(batch.starts[:-1], np.int64)[which],
+        )  # fmt: skip
+        most = int(rows.max(initial=1))
+        board = torch.zeros(ROUNDS + 2, max(len(which), 1), 16, dtype=torch.int64, device=batch.device)
+        return cls(table, board, 1 if most == 1 else max(32, 1 << (most - 1).bit_length()))
+
+    def launch(self, name: str, run: Run, *lists: Tensor) -> None:
+        its = run.batch
+        run.launch(
+            name, len(self.table), run.flat, run.kept, its.agreed, its._segments, its._stats, self.table, self.board,
+            run.seed, self.board.shape[1], *lists, run.residual is not None, self.share, its._aligned,
+            warps=16 if lists else 8, enable_fp_fusion=False,
+        )  # fmt: skip
