@@ -167,7 +167,7 @@ def trained(model: str, mode: str, steps: int, target: float, rate: float, rank:
     pace = Pace(1e6 * rate) if rate else None
     closed = hooked(ddp, mode, pace)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate, fused=True)
-    proofs = [data(9, 10**6 + i) for i in range(4)]
+    proofs = [data(9, 10**6 + i) for i in range(16)]
     dist.barrier()
     seconds: list[float] = []
     losses: list[float] = []

@@ -160,25 +160,29 @@ class Pilot:
 
     def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
         every = self._units()
-        if self.history:
-            self._learn(seconds, worked)
+        before = self.history[-1].facts.units if self.history else ()
+        changed = self._learn(seconds, worked) if self.history else True
         if self._errors:
             self._errors.take(every, rest[len(self._layout) :])
-        self._change(Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores), stamp)
+        facts = Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores)
+        self._change(facts, stamp, anew=changed or bool(self._errors) or every != before)
         self._due = stamp.step + max(1, min(self.auto.every, ceil(_APART / max(seconds, 1e-3))))
         self._seconds, self._ready, self._marks = [], [], self._marks[-1:]
         self._votes_taken += 1
 
-    def _learn(self, seconds: float, worked: float) -> None:
-        """From what came of the last decision: how fast the worker is, the link, and all together."""
+    def _learn(self, seconds: float, worked: float) -> bool:
+        """From what came of the last decision: how fast the worker is, the link, and all together. Whether anything is
+        so different that it should be decided anew."""
         before = self.history[-1]
         self.history[-1] = replace(before, seen=seconds)
         planned = before.decision.times.worker / self._pace
         self._pace = worked / planned if planned and worked else self._pace
-        changed = self._look_at_link(seconds, off=abs(seconds / before.expected - 1) > _OFF)
+        off = abs(seconds / before.expected - 1) > _OFF
+        changed = self._look_at_link(seconds, off=off)
         if not changed:
             drag = seconds / before.decision.times.step
             self._drag = drag if len(self.history) == 1 else (self._drag + drag) / 2
+        return changed or off
 
     def _look_at_link(self, seconds: float, *, off: bool) -> bool:
         """Send a probe where steps are not as expected, or where the last one is long ago; nothing else is under way.
@@ -193,19 +197,23 @@ class Pilot:
         self.link = self.link.slower(times)
         return abs(times - 1) > _OFF
 
-    def _change(self, facts: Facts, stamp: Stamp) -> None:
-        """Decide anew; what is done now stays unless something else is clearly better."""
-        best = self._decided(facts, facts.units, stamp)
+    def _change(self, facts: Facts, stamp: Stamp, *, anew: bool) -> None:
+        """Decide anew, where there is reason to; what is done now stays unless something else is clearly better."""
+        best = self._decided(facts, facts.units, stamp, anew=anew)
         chosen = dict(zip(facts.units, best.ways, strict=True))
         if any(self._ways.get(unit) != way for unit, way in chosen.items()):
             self._ways, self.version = chosen, self.version + 1
         self.history.append(Outlook(stamp.step, facts, best, best.times.step * self._drag))
 
-    def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp) -> Decision:
+    def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp, *, anew: bool = True) -> Decision:
         """By the first process, with what it has measured; units may be known by other names than in these facts."""
         ways, told_of = self.auto.ways, [0.0]
         if self._wire.place == 0:
-            best = self._best(facts, known_as)
+            best = (
+                self._best(facts, known_as)
+                if anew
+                else priced(facts, [self._ways[one] for one in known_as], self._costs)
+            )
             times = best.times
             told_of = [
                 *(float(ways.index(way)) for way in best.ways),

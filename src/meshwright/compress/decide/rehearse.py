@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from meshwright.compress.decide.facts import SMALL
 from meshwright.compress.decide.pipeline import Leg, Strand
 from meshwright.compress.sync.bucket import Bucket, Gradients
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
 
+SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
 _TIMES = 2  # that each is run: the first builds what is to be built
 
 
@@ -62,7 +64,7 @@ class Mirror:
 
 @dataclass
 class Rehearsal:
-    """Legs of ways, timed once each.
+    """Legs of ways: timed once at two sizes, of PowerSGD once for every shape; what is between lies on a line.
 
     >>> from meshwright.compress import codec
     >>> strands = Rehearsal(4).strands(Choice(codec("fp16"), "scatter", 1 << 16), [(300, 300)])
@@ -72,27 +74,48 @@ class Rehearsal:
 
     members: int
     feedback: bool = True
-    seed: int = 0
-    _known: dict[Any, list[Strand]] = field(default_factory=dict)
+    _known: dict[Any, Strand] = field(default_factory=dict)
 
     def strands(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
         """Of adjacent gradients of these shapes."""
-        key = (choice, tuple(shapes))
+        counts = [torch.Size(shape).numel() for shape in shapes]
+        if choice.codec is not None and choice.codec.rounds > 1:
+            large = [shape for shape, count in zip(shapes, counts, strict=True) if count >= SMALL] or list(shapes)
+            return [_summed([self._timed(choice, shape) for shape in large])]
+        numbers, parts = sum(counts), -(-sum(counts) // choice.piece)
+        return [self._between(choice, numbers // parts)] * parts
+
+    def _between(self, choice: Choice, numbers: int) -> Strand:
+        """The line through two rehearsals, with the smaller one as its floor."""
+        low, high = (self._timed(choice, (size,)) for size in SIZES)
+        part = (numbers - SIZES[0]) / (SIZES[1] - SIZES[0])
+        return tuple(
+            replace(
+                one, work=max(one.work + part * (other.work - one.work), min(one.work, other.work) / 4),
+                sent=max(int(one.sent + part * (other.sent - one.sent)), 0),
+            )
+            for one, other in zip(low, high, strict=True)
+        )  # fmt: skip
+
+    def _timed(self, choice: Choice, shape: tuple[int, ...]) -> Strand:
+        key = (choice.codec, choice.topology, shape)
         if key not in self._known:
-            self._known[key] = self._timed(choice, shapes)
+            whole = replace(choice, piece=max(choice.piece, torch.Size(shape).numel()))
+            runs = rehearsed(whole, [shape], self.members, feedback=self.feedback)
+            self._known[key] = _quickest([strands[0] for strands in runs])
         return self._known[key]
 
-    def _timed(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
-        wire: Any = Mirror(self.members)
-        alone: Any = Mirror(1)
-        gradients = Gradients(tuple(range(len(shapes))), tuple(shapes))
-        numbers = torch.randn(sum(gradients.counts), generator=torch.Generator().manual_seed(self.seed))
-        residual = torch.zeros_like(numbers) if self.feedback else None
-        choices = [choice] * len(shapes)
-        made = Bucket(gradients, choices, Wires(wire, alone, wire), residual=residual, momentum=None)
-        with torch.no_grad():
-            runs = [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
-        return [_quickest(same) for same in zip(*runs, strict=True)]
+
+def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *, feedback: bool) -> list[list[Strand]]:
+    """Strands of adjacent gradients, run some times."""
+    wire: Any = Mirror(members)
+    alone: Any = Mirror(1)
+    gradients = Gradients(tuple(range(len(shapes))), tuple(shapes))
+    numbers = torch.randn(sum(gradients.counts), generator=torch.Generator().manual_seed(0))
+    residual = torch.zeros_like(numbers) if feedback else None
+    made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), residual=residual, momentum=None)
+    with torch.no_grad():
+        return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
 
 
 def _legs(strand: Any) -> Strand:
@@ -109,3 +132,11 @@ def _legs(strand: Any) -> Strand:
 
 def _quickest(same: Sequence[Strand]) -> Strand:
     return tuple(min(legs, key=lambda leg: leg.work) for legs in zip(*same, strict=True))
+
+
+def _summed(several: Sequence[Strand]) -> Strand:
+    """Gradients that travel in the same messages."""
+    return tuple(
+        replace(legs[0], work=sum(leg.work for leg in legs), sent=sum(leg.sent for leg in legs))
+        for legs in zip(*several, strict=True)
+    )
