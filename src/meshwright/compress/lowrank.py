@@ -49,6 +49,13 @@ class LowRank:
         self._bad = torch.zeros(len(self.shapes), device=device)  # of this process
         self._residual: Tensor | None = None
 
+    def keep_in(self, memory: Tensor) -> None:
+        """Where the next step begins lives in `memory` from now on; what is there already, if it is not zero, is used."""
+        self._check("memory", memory, self.second_count)
+        if not memory.any():
+            memory.copy_(self._q)
+        self._q = memory
+
     def first(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """The first message, of gradient and residual (which `finish` will renew). It is overwritten by the next call."""
         self._check("gradients", flat, len(self._sum))
