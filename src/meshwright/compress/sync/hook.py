@@ -118,6 +118,15 @@ class Synchroniser:
         ready = torch.cuda.current_stream(result.device).record_event()
         return self._engine.submit([_after(ready, strand) for strand in strands], result, self._stream)
 
+    def wait(self, future: Future[Tensor]) -> Tensor:
+        """For something that was submitted; a `PeerLost` stays one, where PyTorch's future would tell its text alone."""
+        try:
+            return future.wait()
+        except RuntimeError:
+            if self.error is not None:
+                raise self.error from None
+            raise
+
     def residual(self, key: Any) -> Tensor | None:
         """What this process has not said yet of a parameter's gradient."""
         return self._residuals.kept.get(key)

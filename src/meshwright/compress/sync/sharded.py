@@ -50,7 +50,7 @@ class ShardSynchroniser(Synchroniser):
 
     def finish_with_backward(self) -> bool:
         """Finish when the backward pass that runs now is at its end; false if none runs."""
-        current = torch._C._current_graph_task_id()
+        current = int(torch._C._current_graph_task_id())
         if current >= 0 and self._pass != current:
             self._pass = current
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
@@ -58,19 +58,14 @@ class ShardSynchroniser(Synchroniser):
 
     def finish(self) -> None:
         """The end of a step."""
-        self.wait()
+        self.wait_for_all()
         self.step += 1
 
-    def wait(self) -> None:
-        """For all that is under way."""
+    def wait_for_all(self) -> None:
+        """That is under way."""
         under_way, self._under_way = self._under_way, []
         for future, into, factor in under_way:
-            try:
-                future.wait()
-            except RuntimeError:
-                if self.error is not None:
-                    raise self.error from None
-                raise
+            self.wait(future)
             if factor != 1:
                 into.mul_(factor)
 
@@ -192,7 +187,7 @@ class _ReduceScatter:
         if not self._sync.finish_with_backward():
             self._sync.finish()
         elif not self._lands_as_it_is(output_tensor, op):
-            self._sync.wait()
+            self._sync.wait_for_all()
 
     def _lands_as_it_is(self, output: Tensor, op: Any) -> bool:
         """Whether the result becomes the gradient without being read: else it must be complete before PyTorch goes on."""
