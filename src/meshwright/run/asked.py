@@ -27,7 +27,9 @@ def asked(rule: Compression, members: int = 1) -> tuple[Codec, str]:
     usual = known[rule.algorithm].options
     # A document's numbers are floats; a codec's whole numbers are not.
     given: dict[str, Any] = {
-        name: int(value) if isinstance(usual.get(name), int) and isinstance(value, float) and value.is_integer() else value
+        name: int(value)
+        if isinstance(usual.get(name), int) and isinstance(value, float) and value.is_integer()
+        else value
         for name, value in rule.options.items()
         if name != "topology"
     }
