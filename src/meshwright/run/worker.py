@@ -149,9 +149,10 @@ def _consequence(error: BaseException) -> bool:
 
 def told(error: BaseException, work: Work) -> Exception:
     """The error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
-    if isinstance(error, MeshwrightError):
-        return error
     root = _root(error)
+    for each in (error, root):
+        if isinstance(each, MeshwrightError):
+            return each
     text = str(root).strip()
     if (
         isinstance(root, torch.OutOfMemoryError | MemoryError)
