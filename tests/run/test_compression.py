@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.plan import Compression
 from meshwright.run.apply import apply
@@ -294,3 +295,15 @@ def only_some(table: str, config: dict[str, Any]) -> tuple[dict[str, float], int
     sent = sum(sync.traffic.sent for sync in part.synchronisers())
     closed(part)
     return errors, sent
+
+
+def test_a_run_says_what_another_plan_cannot_take_up(tmp_path: Path) -> None:
+    """Two processes of their own, in four bits; then one, which has no replicas."""
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xcpu"), 4, seq_len=32, precision="fp32")
+    rules = {"compression": [{"layers": "embed..head", "algorithm": "int4"}]}
+    two = mw.Plan.of({"dp": 2, **rules}, job)
+    assert [one["loss"] for one in mw.train(two, steps=2, output=str(tmp_path)) if one["event"] == "step"]
+    alone = mw.Job(job.model, mw.Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+    events = mw.train(mw.Plan.of(rules, alone), steps=3, output=str(tmp_path), resume=True)
+    assert [one["name"] for one in events if one["event"] == "changed"] == ["compression"]
+    assert [one["step"] for one in events if one["event"] == "step"] == [3]

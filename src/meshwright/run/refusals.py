@@ -6,7 +6,6 @@ from meshwright.errors import InputError
 from meshwright.model import Model
 from meshwright.plan import Compression, Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of
-from meshwright.run.asked import asked
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -33,6 +32,8 @@ def refuse(plan: Plan) -> None:
 
 
 def _refuse_compression(plan: Plan) -> None:
+    from meshwright.run.asked import asked  # numpy and all codecs, which few plans need
+
     if plan.job.precision == "fp16":
         problem = "the loss scale changes: what was left unsaid of one step would not fit the next"
         raise InputError(problem, field="compression", valid="precision bf16 or fp32, or no compression")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.compress.sync import PeerLost
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run.host_memory import keep_freed_memory
@@ -144,6 +145,8 @@ def _root(error: BaseException) -> BaseException:
 
 def _consequence(error: BaseException) -> bool:
     root = _root(error)
+    if isinstance(root, PeerLost):
+        return True
     return not isinstance(error, MeshwrightError) and any(text in str(root) for text in _LOST)
 
 
