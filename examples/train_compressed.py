@@ -8,4 +8,4 @@ for name, compression in (("as they are", []), ("in four bits", rules)):
     plan = mw.Plan.of({"dp": 2, "zero": 1, "compression": compression}, job)
     events = mw.train(plan, steps=20, lr=3e-3, decay="constant")
     losses = [event["loss"] for event in events if event["event"] == "step"]
-    print(f"gradients {name}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {len(losses)} steps")
+    print(f"{plan.devices} devices, gradients {name}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
