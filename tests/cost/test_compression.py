@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace as changed
 
 import meshwright as mw
+from meshwright.compress import codec
 from meshwright.cost.collectives import reduce_parts
-from meshwright.cost.compression import Codec
+from meshwright.cost.compression import Codec, catalogue, offering
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate
+from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.cost.site import Site
 from meshwright.plan import Compression
@@ -66,3 +68,33 @@ def test_gradients_that_are_scattered_all_along_are_left_alone(zero: int) -> Non
     other = changed(plan, compression=(Compression(layers="embed..head", algorithm="test"),))
     runtime = replace(SLOW, codecs=(Codec("test", 0.1, 1e-9),))
     assert estimate(one, other, runtime).step_seconds == estimate(one, plan, runtime).step_seconds
+
+
+@pytest.mark.parametrize("cluster", ["2x8xh100", "2xcpu"])
+def test_the_catalogue_knows_the_codecs_bytes(cluster: str) -> None:
+    one = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset(cluster), 16)
+    for offered in catalogue(one):
+        assert offered.part == pytest.approx(codec(offered.name).bytes([1 << 22]) / (4 << 22), rel=0.01)
+        assert offered.seconds_per_byte > 0
+
+
+def test_plans_that_name_a_codec_are_priced_and_no_search_chooses_one_unasked() -> None:
+    """It pays between servers of gaming cards, and not between those with fast networks."""
+    for cluster, precision, pays in (("4x4xtitan-xp", "fp32", True), ("4x8xv100-32gb", "fp16", False)):
+        one = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset(cluster), 128, seq_len=1024, precision=precision)
+        plan = mw.Plan.of({"micro_batch": 1, "zero": 0}, one)
+        named = changed(plan, compression=(Compression(layers="embed..head", algorithm="int8"),))
+        assert (estimate(one, named, SLOW).step_seconds < estimate(one, plan, SLOW).step_seconds) == pays
+    assert not any(runtime.codecs for runtime in RUNTIMES.values())
+    assert {each.name for each in offering(one, SLOW).codecs} == {"bf16", "fp16", "int8", "int4"}
+
+
+@pytest.mark.parametrize(("table", "part"), [({"zero": 0}, 1), ({"zero": 1}, 1), ({"zero": 1, "zero_group": 8}, 1 / 8)])
+def test_residuals_take_memory(table: dict[str, int], part: float) -> None:
+    """Four bytes for every number that a process encodes; between sets of shards those of its own."""
+    one = job()
+    plan = mw.Plan.of({"micro_batch": 4, **table}, one)
+    named = changed(plan, compression=(Compression(layers="block.0..block.11", algorithm="int8"),))
+    counted = sum(layer.parameters for layer in one.model.layers if layer.name.startswith("block."))
+    more = plan_memory(named, one)[0].total - plan_memory(plan, one)[0].total
+    assert more == pytest.approx(4 * counted * part, rel=1e-6)

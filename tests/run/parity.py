@@ -50,7 +50,9 @@ def values_of(model: mw.Model) -> Callable[[str, Sequence[int]], torch.Tensor]:
     return lambda key, shape: nonzero(key, shape) if key.endswith(".lora.b") else fresh(key, shape, deviation, 7)
 
 
-def by_one_process(model: mw.Model, shown: Shown, lora: int = 0) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_one_process(
+    model: mw.Model, shown: Shown, lora: int = 0, steps: int = STEPS
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of some steps, and the gradients of the last one by name: a plain loop with PyTorch's own loss."""
     decoder = build(model, seed=7, lora=lora)
     for key, module, kind in decoder.named() if lora else ():
@@ -58,7 +60,7 @@ def by_one_process(model: mw.Model, shown: Shown, lora: int = 0) -> tuple[list[f
             getattr(module, kind).data.copy_(nonzero(key, getattr(module, kind).shape))
     optimizer = optimizer_of(decoder.parameters())
     losses = []
-    for tokens, documents in batches(shown):
+    for tokens, documents in batches(shown)[:steps]:
         optimizer.zero_grad()
         logits = decoder(tokens, Context.of(tokens, documents, divisor=tokens.numel()))
         targets = tokens[:, 1:]

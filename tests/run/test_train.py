@@ -187,8 +187,12 @@ def test_killed_while_it_saves_the_checkpoint_before_stays(tmp_path: Path) -> No
     assert found.step >= 2
 
 
-def test_a_lost_process_ends_the_run_with_one_message(tmp_path: Path) -> None:
-    process = started(*TINY, "--plan", "dp=2", "--steps", "100000", "--json", cwd=tmp_path)
+@pytest.mark.parametrize("zero", [None, 0, 1], ids=["as they are", "compressed", "compressed shards"])
+def test_a_lost_process_ends_the_run_with_one_message(zero: int | None, tmp_path: Path) -> None:
+    rules = {} if zero is None else {"zero": zero, "compression": [{"layers": "embed..head", "algorithm": "int8"}]}
+    job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xcpu"), 4, seq_len=32, precision="fp32")
+    mw.Plan.of({"dp": 2, **rules}, job).save(tmp_path / "plan.json")
+    process = started("--plan", "plan.json", "--data", "synthetic", "--steps", "100000", "--json", cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.readline()
     worker = next(pid for pid, parent, _ in listed() if parent == server_of(process.pid))

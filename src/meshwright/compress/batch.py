@@ -39,7 +39,8 @@ class Batch(ABC):
         sizes = [program.layout(count)[""] for count in self.counts]
         self.places = tuple(accumulate(sizes, initial=0))  # in the message
         self.bytes = self.places[-1]
-        self._heads = torch.tensor([place // 4 for place in self.places[:-1]], dtype=torch.long, device=device)
+        self._heads_here = torch.tensor([place // 4 for place in self.places[:-1]], dtype=torch.long)
+        self._heads = self._heads_here.to(device)
         # What all processes agree on, one value for every gradient: `measure` writes it, the largest over all processes is
         # to be put into it, then encode(..., agreed=True) and decode read it.
         self.agreed = torch.zeros(len(self.counts), dtype=torch.float32, device=device)
@@ -60,8 +61,8 @@ class Batch(ABC):
         """Write what the message says, or add it."""
 
     def flags(self, message: Tensor) -> Tensor:
-        """For every gradient, not zero if it or its residual had a bad number; on the device, without waiting for it."""
-        return message.view(torch.int32)[self._heads]
+        """For every gradient, not zero if it or its residual had a bad number; where the message lies, without waiting."""
+        return message.view(torch.int32)[self._heads_here if message.device.type == "cpu" else self._heads]
 
     def new_message(self) -> Tensor:
         """An empty message of the right length."""

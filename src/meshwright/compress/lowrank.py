@@ -47,6 +47,13 @@ class LowRank:
         self._flat, self._residual = self._p, self._p  # of this step
         self._kept = False  # whether there is a residual
 
+    def keep_in(self, memory: Tensor) -> None:
+        """Where the next step begins lives in `memory` from now on; what is there already, if it is not zero, is used."""
+        self._check("memory", memory, len(self._q))
+        if not memory.any():
+            memory.copy_(self._q)
+        self._q = memory
+
     def first(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """The first message. The buffer becomes the sum of gradients and residual and is `finish`ed later; the message is
         overwritten by the next call. The message of a gradient with an infinite number, or none, has one, too."""

@@ -1,13 +1,16 @@
 """Gradients that travel compressed: the hook that the compression room fills in, priced like everything else.
 
 A codec says how much of a gradient still travels and how long the device takes to shrink and restore it. A runtime
-lists the codecs it can run (`Runtime.codecs`); a plan names layers and one of them (`Plan.compression`).
+lists the codecs that a search may choose (`Runtime.codecs`); a plan names layers and one of them (`Plan.compression`).
+
+Compressed gradients are not those that were computed, so a search chooses them only if it is asked to: no runtime lists any.
+What our own runtime can run is in a catalogue here; it prices plans that name one, and `offering` lets a search choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshwright.plan import Job, Plan
@@ -34,9 +37,39 @@ class Codec:
         return self.part * travel + self.seconds_per_byte * moved
 
 
+# Parts are of float32, in which our runtime sums. Seconds, in the topology `scatter`, are those of one encoding and two
+# decodings of every number: measured on one core of a server (AMD EPYC, the C back end) ...
+_ON_PROCESSORS = (
+    Codec("bf16", 0.5, 1.2e-10),
+    Codec("fp16", 0.5, 3.3e-10),
+    Codec("int8", 0.254, 1.7e-10),
+    Codec("int4", 0.129, 1.8e-10),
+)
+# ... and on accelerators reckoned, not measured as a whole: kernels take 2e-12 (docs/measurements.md, H200), and four times
+# the message goes to host memory or back, at 25 GB/s.
+_ON_ACCELERATORS = tuple(Codec(codec.name, codec.part, 2e-12 + 4 * codec.part / 25e9) for codec in _ON_PROCESSORS)
+
+
+def catalogue(job: Job) -> tuple[Codec, ...]:
+    """Codecs that lose little, as our runtime runs them on a job's devices.
+
+    >>> from meshwright import Cluster, Model
+    >>> [codec.name for codec in catalogue(Job(Model.preset("tiny-llama"), Cluster.preset("2xcpu"), 4))]
+    ['bf16', 'fp16', 'int8', 'int4']
+    """
+    processors = any(group.device.architecture == "cpu" for group in job.cluster.groups)
+    return _ON_PROCESSORS if processors else _ON_ACCELERATORS
+
+
+def offering(job: Job, runtime: Runtime) -> Runtime:
+    """The runtime with codecs that a search may choose: `plan(job, offering(job, runtime))` allows compression."""
+    return replace(runtime, codecs=catalogue(job))
+
+
 def codecs_of(job: Job, plan: Plan, runtime: Runtime) -> Mapping[str, Codec]:
     """The codec of every layer whose gradients the runtime can compress as the plan asks, by name."""
-    known = {codec.name: codec for codec in runtime.codecs}
+    ours = catalogue(job) if runtime.name == "meshwright" else ()
+    known = {codec.name: codec for codec in (*ours, *runtime.codecs)}
     return {
         layer.name: known[rule.algorithm]
         for rule in plan.compression

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from meshwright.cluster import Device
 from meshwright.cluster.measured import Measured
+from meshwright.cost.residuals import residual_bytes
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
 from meshwright.cost.ways import Ways
@@ -45,7 +46,11 @@ def plan_memory(plan: Plan, job: Job | None = None, runtime: Runtime = OURS) -> 
     found = []
     for pipeline in plan.pipelines:
         groups = len(pipeline.stages) // pipeline.schedule.virtual
-        found += [_fullest_device(job, pipeline, group, groups, runtime) for group in range(groups)]
+        for group in range(groups):
+            row = _fullest_device(job, pipeline, group, groups, runtime)
+            spans = [span for s in stages_of(pipeline, group) for span in pipeline.stages[s].spans]
+            kept = residual_bytes(job, plan, spans, runtime) if plan.compression else 0
+            found.append(replace(row, communication=row.communication + kept) if kept else row)
     return found
 
 

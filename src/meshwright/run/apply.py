@@ -3,7 +3,7 @@
 1. build the own layers of every span, without memory
 2. cut them: heads, widths, vocabulary, experts
 3. mark the operators that the backward pass repeats, and what is kept elsewhere until then
-4. shard what replicas hold alike (ZeRO)
+4. shard what replicas hold alike (ZeRO), and find whose gradients travel compressed
 5. give them memory and values, a parameter at a time
 6. join spans and stages by bridges
 7. hand the stages and their table to the pipeline's runtime
@@ -29,6 +29,7 @@ from meshwright.plan.spans import layers_of
 from meshwright.plan.strategy import Offload
 from meshwright.run.across import Copies
 from meshwright.run.collectives import ALONE, Line
+from meshwright.run.compression import Rules, Ways, compress_shards, compressed, rules_of
 from meshwright.run.evenly import Evenly
 from meshwright.run.lane import ONE, Groups, Lane
 from meshwright.run.layout import Layout
@@ -61,6 +62,7 @@ class _How:
     dtype: torch.dtype
     value: Values
     lora: int
+    rules: Rules  # of gradients that travel compressed
     ranks: dict[int, int]  # of the plan's devices
     me: int
     alone: Line
@@ -100,7 +102,7 @@ def apply(
     groups = {} if groups is None else groups
     alone = _alone(plan, groups)
     me = dist.get_rank() if dist.is_initialized() else 0
-    how = _How(model, plan, device, dtype, value, lora, ranks, me, alone)
+    how = _How(model, plan, device, dtype, value, lora, rules_of(model, plan), ranks, me, alone)
     mine: dict[int, dict[int, list[SpanPart]]] = {}  # spans of this process, by pipeline and stage
     holdings: dict[tuple[int, int], Holdings] = {}
     for p, pipeline in enumerate(plan.pipelines):
@@ -185,8 +187,10 @@ def _span(
     if any(zero.values()) or any(span.offload.parameters for span in spans):
         shares = {id(span): Evenly(span.offload.parameters) for span in spans}
         away = {layer.name: shares[id(span)] for layer, span in layers.items()}
-        split, ahead = halved(pipeline), overlap.parameters
-        sharding = shard(decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away)
+        split, ahead, packed = halved(pipeline), overlap.parameters, compressed(decoder, lane, layouts, how.rules)
+        sharding = shard(
+            decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away, compressed=packed
+        )
     hosted = sharding.hosted if sharding else set()
     _fill(decoder, layouts, how.device, hosted, how.first)
     if pipeline.micro_batches > 1 or how.dtype == torch.float16:
@@ -195,8 +199,13 @@ def _span(
         getattr(module, kind).key = key
     _keep_states(decoder, {layer.name: span for layer, span in layers.items()}, hosted)
     alike = max(lane.replicas.size, lane.expert_replicas.size) > 1
-    reduction = Reduction(decoder, lane, early=overlap.gradients) if alike else None
-    return SpanPart(number, decoder, lane, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients)
+    ways = Ways(compressed(decoder, lane, layouts, how.rules))
+    reduction = Reduction(decoder, lane, ways, early=overlap.gradients) if alike else None
+    found = SpanPart(
+        number, decoder, lane, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients
+    )
+    found.synchronisers = [*ways.made, *compress_shards(decoder, lane, ways.rules)]
+    return found
 
 
 def _keep_states(decoder: Decoder, spans: dict[str, Span], hosted: set[str]) -> None:

@@ -28,6 +28,7 @@ from meshwright.files import read_json, write_text
 from meshwright.run.checkpoint_state import Loader, Pieces, Saver, state_of, states_of
 from meshwright.run.optimizers.choose import restore
 from meshwright.run.parallel import Parallel
+from meshwright.run.unsaid import restore_unsaid, unsaid_in, unsaid_of, was_left_out
 
 FORMAT, VERSION = "meshwright-checkpoint", 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -58,7 +59,7 @@ class Checkpoints:
     def save(self, step: int, part: Parallel, optimizer: Any, facts: dict[str, Any]) -> None:
         """Copy the state and go on; it is written in the background."""
         self.wait()
-        every = state_of(part, states_of(part, optimizer), once=True)
+        every = state_of(part, states_of(part, optimizer), once=True) | unsaid_of(part)
         state = {name: pieces.copied() for name, pieces in every.items()}
         self._writing = threading.Thread(target=self._write, args=(step, state, facts), name="checkpoint")
         self._writing.start()
@@ -71,19 +72,29 @@ class Checkpoints:
         if self._failed:
             raise self._failed.pop()
 
-    def load(self, found: Found, part: Parallel, optimizer: Any) -> None:
-        """Fill weights and optimizer states, whatever plan wrote them."""
+    def load(self, found: Found, part: Parallel, optimizer: Any) -> bool:
+        """Fill weights and optimizer states, whatever plan wrote them.
+
+        False if what compressed gradients had not said yet is left out, because another plan wrote it.
+        """
         states = states_of(part, optimizer)
         state = state_of(part, states, once=False)
         reader = FileSystemReader(found.path)
-        _compare(state, reader.read_metadata().state_dict_metadata, found.path)
+        saved = reader.read_metadata().state_dict_metadata
+        _compare(state, saved, found.path)
+        unsaid = unsaid_in(part, {name: one.size for name, one in saved.items()})
         with _alone():
-            dcp.load(state, storage_reader=reader, planner=Loader(), process_group=self._group, no_dist=not self._group)
+            dcp.load(
+                state | unsaid, storage_reader=reader, planner=Loader(), process_group=self._group,
+                no_dist=not self._group,
+            )  # fmt: skip
+        restore_unsaid(part, unsaid)
         updates = int(found.facts.get("updates", found.step))  # fewer than steps where some were left out
         for weight, kept in states.values():
             restore(optimizer, weight, kept, updates)
         for group in optimizer.param_groups:
             group["step"] = updates
+        return not was_left_out(part, saved)
 
     def _write(self, step: int, state: dict[str, Pieces], facts: dict[str, Any]) -> None:
         try:

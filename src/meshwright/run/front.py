@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 
 def plan_to_run(job: Job) -> Plan:
-    """The best plan that the runtime can run."""
+    """The best plan that the runtime can run, with gradients as they are: who wants them compressed says so in a plan."""
     from meshwright.search import planner
 
     return planner.plan(job, forbid=("compression",)).plan

@@ -211,7 +211,8 @@ def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> i
     if found.step >= loop.run.steps and not loop.run.auto_resume:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
-    checkpoints.load(found, loop.part, loop.optimizer)
+    if not checkpoints.load(found, loop.part, loop.optimizer):
+        say("changed", name="compression", before="what was unsaid of another plan's gradients", now="left out")
     if found.facts.get("job", {}).get("precision") == loop.job.precision:
         loop.scale = LossScale(**found.facts["scale"])
     loop.guard = Guard(**found.facts.get("guard", {}))

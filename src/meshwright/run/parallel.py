@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.compress.sync import Synchroniser
 from meshwright.plan import Plan
 from meshwright.run.across import Copies
 from meshwright.run.layout import Interval, own_rows
@@ -135,6 +136,10 @@ class Parallel:
     def products(self) -> dict[str, Product]:
         """Matrix products of the blocks, by name."""
         return {name: product for span in self.spans for name, product in span.decoder.products()}
+
+    def synchronisers(self) -> list[Synchroniser]:
+        """Of gradients that travel compressed."""
+        return [sync for span in self.spans for sync in span.synchronisers]
 
     def parameters(self) -> list[Tensor]:
         """Of all spans."""

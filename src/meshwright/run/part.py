@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from meshwright.compress.sync import Synchroniser
 from meshwright.run.lane import Lane
 from meshwright.run.layout import Interval, Layout
 from meshwright.run.loss import next_tokens
@@ -42,6 +43,7 @@ class SpanPart:
     enter: tuple[Bridge, Bridge] | None = None  # from the span before in the same stage, and back
     sharding: Sharding | None = None  # what is gathered before it is used
     reduction: Reduction | None = None  # over replicas that hold everything alike
+    synchronisers: Sequence[Synchroniser] = ()  # of gradients that travel compressed
     early: bool = True  # gradients are summed under the backward pass
 
 

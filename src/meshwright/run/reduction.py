@@ -1,7 +1,8 @@
 """Sums of gradients over replicas that hold everything alike (ZeRO 0), hidden under the backward pass.
 
 Gradients are summed in buckets, the last layers first, as soon as a bucket is complete (Li et al., "PyTorch Distributed",
-2020). Buckets start in one fixed order, so that all replicas agree on it whatever becomes ready first.
+2020). Buckets start in one fixed order, so that all replicas agree on it whatever becomes ready first. Some may travel
+compressed, in buckets of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.compress.sync import Gradients, Synchroniser
 from meshwright.run.collectives import Line
+from meshwright.run.compression import Ways
 from meshwright.run.lane import Lane
 from meshwright.run.models import Decoder
 from meshwright.run.sharding import no_gradient
@@ -26,21 +29,23 @@ _LEAST, _MOST, _SEVERAL = 2**20, 25 * 2**20, 16
 class Reduction:
     """Of one span; not `early`: all after the backward pass."""
 
-    def __init__(self, decoder: Decoder, lane: Lane, *, early: bool = True) -> None:
+    def __init__(self, decoder: Decoder, lane: Lane, ways: Ways, *, early: bool = True) -> None:
         self.early = early
         experts = {id(weight) for weight in decoder.experts()}
         trained = [weight for weight in decoder.parameters() if weight.requires_grad][::-1]
         trained = [weight for weight in trained if not isinstance(weight, DTensor)]  # whose sums `fully_shard` makes
         bucket = min(max(sum(weight.nbytes for weight in trained) // _SEVERAL, _LEAST), _MOST)
         self.buckets = [
-            _Bucket(line, some)
+            _Bucket(line, some, ways)
             for line, weights in (
                 (lane.replicas, [weight for weight in trained if id(weight) not in experts]),
                 (lane.expert_replicas, [weight for weight in trained if id(weight) in experts]),
             )
             if line.size > 1
-            for some in _filled(weights, bucket)
+            for some in _filled(weights, bucket, ways)
         ]
+        for i, each in enumerate(self.buckets):
+            each.number, each.ends = i, all(each.sync is not other.sync for other in self.buckets[i + 1 :])
         self._of = {id(weight): each for each in self.buckets for weight in each.weights}
         self._started, self._under_way = 0, False
         for each in self.buckets:
@@ -71,9 +76,15 @@ class Reduction:
 
 
 class _Bucket:
-    def __init__(self, line: Line, weights: list[Tensor]) -> None:
+    def __init__(self, line: Line, weights: list[Tensor], ways: Ways) -> None:
         self.line, self.weights = line, weights
         self.missing = len(weights)
+        self.number, self.ends = 0, False  # its place among all; whether it is the last that its synchroniser gets
+        rule = ways.rules.get(id(weights[0]))
+        self.sync: Synchroniser | None = ways.synchroniser(line, rule) if rule else None
+        self._gradients = Gradients(
+            tuple(weight.key for weight in weights), tuple(tuple(weight.shape) for weight in weights)
+        )
         self._flat: Tensor | None = None
         self._work: Any = None
 
@@ -84,26 +95,33 @@ class _Bucket:
         grads = [weight.grad for weight in self.weights]
         # Sums over many replicas are rounded once: in float32.
         alone = grads[0] if len(grads) == 1 and grads[0].is_contiguous() and grads[0].dtype == torch.float32 else None
-        self._flat = torch.cat([grad.flatten().float() for grad in grads]) if alone is None else alone
-        self._work = dist.all_reduce(self._flat, group=self.line.group, async_op=True)
+        self._flat = torch.cat([grad.flatten().float() for grad in grads]) if alone is None else alone.view(-1)
+        if self.sync:
+            self._work = self.sync.submit(self._flat, self._gradients, self.number, last=self.ends)
+        else:
+            self._work = dist.all_reduce(self._flat, group=self.line.group, async_op=True)
 
     def finish(self) -> None:
         assert self._flat is not None
-        self._work.wait()
+        if self.sync:
+            self.sync.wait(self._work)
+        else:
+            self._work.wait()
         at = 0
         for weight in self.weights:
-            if self._flat is not weight.grad:
+            if self._flat.data_ptr() != weight.grad.data_ptr():
                 weight.grad.copy_(self._flat[at : at + weight.numel()].view_as(weight))
             at += weight.numel()
         self._flat = None
 
 
-def _filled(weights: Sequence[Tensor], bytes_: int) -> list[list[Tensor]]:
-    """Consecutive weights of one type, of about so many bytes together."""
+def _filled(weights: Sequence[Tensor], bytes_: int, ways: Ways) -> list[list[Tensor]]:
+    """Consecutive weights of one type that travel alike, of about so many bytes together."""
     found: list[list[Tensor]] = []
-    size = 0
+    size, kind = 0, None
     for weight in weights:
-        if not found or size >= bytes_ or found[-1][0].dtype != weight.dtype:
+        before, kind = kind, (weight.dtype, id(ways.rules.get(id(weight))))
+        if not found or size >= bytes_ or kind != before:
             found.append([])
             size = 0
         found[-1].append(weight)

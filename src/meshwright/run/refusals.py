@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from meshwright.errors import InputError
-from meshwright.plan import Plan
+from meshwright.model import Model
+from meshwright.plan import Compression, Pipeline, Plan, Span
+from meshwright.plan.spans import layers_of
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -14,10 +16,10 @@ def refuse(plan: Plan) -> None:
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2xh100"), 4, seq_len=32)
     >>> try:
-    ...     refuse(mw.Plan.of({"tp": 2, "compression": [{"layers": "head", "algorithm": "onebit"}]}, job))
+    ...     refuse(mw.Plan.of({"tp": 2, "compression": [{"layers": "head", "algorithm": "oneb1t"}]}, job))
     ... except InputError as error:
     ...     print(error.field, error.problem)
-    compression compressed gradients cannot be run yet
+    compression[0].algorithm unknown codec 'oneb1t'
     """
     job = plan.job
     if job.precision not in PRECISIONS:
@@ -26,4 +28,48 @@ def refuse(plan: Plan) -> None:
         problem = "adamw-8bit keeps no float32 copy, and rounds by chance to bfloat16 only"
         raise InputError(problem, field="job.optimizer", valid="adamw, adamw-16bit, or precision bf16")
     if plan.compression:
-        raise InputError("compressed gradients cannot be run yet", field="compression", valid="none")
+        _refuse_compression(plan)
+
+
+def _refuse_compression(plan: Plan) -> None:
+    from meshwright.run.asked import asked  # numpy and all codecs, which few plans need
+
+    if plan.job.precision == "fp16":
+        problem = "the loss scale changes: what was left unsaid of one step would not fit the next"
+        raise InputError(problem, field="compression", valid="precision bf16 or fp32, or no compression")
+    model = plan.resolve().model
+    for i, rule in enumerate(plan.compression):
+        try:
+            codec, _ = asked(rule)
+        except InputError as error:
+            raise InputError(error.problem, field=f"compression[{i}].{error.field}", valid=error.valid) from None
+        whole = codec.rounds > 1 or codec.program.sums in ("i8", "i16", "i32")
+        for pipeline in plan.pipelines:
+            for span in _named(model, rule, pipeline):
+                _refuse_span(f"compression[{i}]", rule, span, pipeline, whole=whole)
+
+
+def _named(model: Model, rule: Compression, pipeline: Pipeline) -> list[Span]:
+    """Spans that hold layers which a rule names."""
+    named = {layer.name for layer in layers_of(model, rule.layers)}
+    return [
+        span
+        for stage in pipeline.stages
+        for span in stage.spans
+        if any(layer.name in named for layer in layers_of(model, span.layers))
+    ]
+
+
+def _refuse_span(field: str, rule: Compression, span: Span, pipeline: Pipeline, *, whole: bool) -> None:
+    """`whole`: the codec takes whole gradients, or adds up messages of all."""
+    replicas = span.dp * span.ulysses * span.ring
+    sharded = span.zero > 0 and span.shards(replicas) > 1
+    if span.zero > 1 and sharded and pipeline.micro_batches > 1:
+        problem = f"ZeRO-{span.zero} sums gradients of {span.layers} in every micro-batch, compressed ones once a step"
+        raise InputError(problem, field=f"{field}.layers", valid="zero 0 or 1, or one micro-batch")
+    if sharded and whole:
+        problem = f"{rule.algorithm} needs whole gradients, ZeRO-{span.zero} cuts those of {span.layers}"
+        raise InputError(problem, field=f"{field}.algorithm", valid="another algorithm, or zero 0")
+    if span.offload.parameters and replicas > 1 and not sharded:
+        problem = f"parameters of {span.layers} are on the host and not sharded: PyTorch sums their gradients itself"
+        raise InputError(problem, field=f"{field}.layers", valid="zero 1 or more, or no offload of parameters")

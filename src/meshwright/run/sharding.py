@@ -6,7 +6,7 @@ gradients of every micro-batch; level 1 keeps whole gradients until the last mic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -57,6 +57,7 @@ def shard(
     split: bool = False,
     ahead: bool = True,
     away: Mapping[str, Evenly] | None = None,
+    compressed: Collection[int] = (),
 ) -> Sharding:
     """Every layer of a block on its own, its experts over their own replicas; what stands before and after the blocks
     together, where weights may be tied.
@@ -66,6 +67,7 @@ def shard(
     `ahead`: a layer's parameters are gathered while the one before computes.
     So much of the parameters as `away` says of a layer lives in host memory, with gradients and states, and comes up for
     every use: the own shards, or the whole where there are none.
+    Copies of shards that hold something `compressed` (parameters by their identity) are summed by others than PyTorch.
     """
     units = list(_units(decoder, lane, zero, away or {}))
     hosted = {weight for unit in units if unit.on_host for weight in unit.weights}
@@ -82,7 +84,7 @@ def shard(
         if unit.moves or unit.module is decoder:
             fully_shard(
                 unit.module,
-                mesh=_mesh((unit if unit.moves else some).shards, device),
+                mesh=_mesh((unit if unit.moves else some).shards, device, unit.weights, compressed),
                 reshard_after_forward=(unit.level == 3 or unit.on_host) and not split,
                 ignored_params=still,
                 offload_policy=CPUOffloadPolicy(pin_memory=device != "cpu") if unit.on_host else OffloadPolicy(),
@@ -137,10 +139,10 @@ def _narrowed(decoder: Decoder, weights: set[Tensor], dtype: torch.dtype) -> set
     return found
 
 
-def _mesh(shards: Shards, device: str) -> DeviceMesh:
-    """Replicas that share one set of shards; hybrid where there are several sets."""
+def _mesh(shards: Shards, device: str, weights: Iterable[Tensor], compressed: Collection[int]) -> DeviceMesh:
+    """Replicas that share one set of shards; hybrid where there are several sets that PyTorch sums."""
     kind = torch.device(device).type
-    if shards.copies.size == 1:
+    if shards.copies.size == 1 or any(id(weight) in compressed for weight in weights):
         return DeviceMesh.from_group(shards.line.group, kind)
     groups, every = [shards.copies.group, shards.line.group], torch.tensor(shards.ranks)
     return DeviceMesh.from_group(groups, kind, mesh=every, mesh_dim_names=("copies", "shards"))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.compress.sync import PeerLost
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run.host_memory import keep_freed_memory
@@ -144,14 +145,17 @@ def _root(error: BaseException) -> BaseException:
 
 def _consequence(error: BaseException) -> bool:
     root = _root(error)
+    if isinstance(root, PeerLost):
+        return True
     return not isinstance(error, MeshwrightError) and any(text in str(root) for text in _LOST)
 
 
 def told(error: BaseException, work: Work) -> Exception:
     """The error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
-    if isinstance(error, MeshwrightError):
-        return error
     root = _root(error)
+    for each in (error, root):
+        if isinstance(each, MeshwrightError):
+            return each
     text = str(root).strip()
     if (
         isinstance(root, torch.OutOfMemoryError | MemoryError)

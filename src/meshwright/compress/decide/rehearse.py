@@ -14,7 +14,7 @@ import torch
 
 from meshwright.compress.decide.facts import SMALL
 from meshwright.compress.decide.pipeline import Leg, Strand
-from meshwright.compress.sync.bucket import Bucket, Gradients
+from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
@@ -113,7 +113,8 @@ def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *
     gradients = Gradients(tuple(range(len(shapes))), tuple(shapes))
     numbers = torch.randn(sum(gradients.counts), generator=torch.Generator().manual_seed(0))
     residual = torch.zeros_like(numbers) if feedback else None
-    made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), residual=residual, momentum=None)
+    memory: dict[str, Any] = {"residual": residual, "momentum": None, "warm": Memory()}
+    made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), **memory, device=torch.device("cpu"))
     with torch.no_grad():
         return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
 

@@ -4,6 +4,18 @@ from meshwright.compress.sync.bucket import Gradients
 from meshwright.compress.sync.failure import PeerLost
 from meshwright.compress.sync.hook import Options, Synchroniser, hook, register
 from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.sharded import Sharded, register_sharded
 from meshwright.compress.sync.wire import Traffic
 
-__all__ = ["Choice", "Gradients", "Options", "PeerLost", "Synchroniser", "Traffic", "hook", "register"]
+__all__ = [
+    "Choice",
+    "Gradients",
+    "Options",
+    "PeerLost",
+    "Sharded",
+    "Synchroniser",
+    "Traffic",
+    "hook",
+    "register",
+    "register_sharded",
+]

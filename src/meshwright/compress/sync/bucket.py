@@ -13,7 +13,7 @@ from meshwright.compress.codec import codec
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
 from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
-from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels
+from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels, seed_of
 from meshwright.compress.sync.wire import Transfer
 
 _LOW_RANK = 16  # pieces that a message of thin factors is for, at least
@@ -45,9 +45,9 @@ class Memory:
 
     kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
-    def flat(self, keys: Sequence[Hashable], counts: Sequence[int]) -> Tensor:
+    def flat(self, keys: Sequence[Hashable], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """One buffer for these parameters, with what was kept of them."""
-        made = torch.zeros(sum(counts), dtype=torch.float32)
+        made = torch.zeros(sum(counts), dtype=torch.float32, device=device)
         for key, view in zip(keys, made.split(list(counts)), strict=True):
             if (old := self.kept.get(key)) is not None and old.numel() == view.numel():
                 view.copy_(old)
@@ -66,18 +66,22 @@ class Bucket:
         *,
         residual: Tensor | None,
         momentum: tuple[float, Tensor] | None,
+        warm: Memory,
+        device: torch.device,
+        mean: bool = True,
     ) -> None:
         self._wires, self._residual, self._momentum = wires, residual, momentum
-        self._shapes = gradients.shapes
+        self._keys, self._shapes = gradients.keys, gradients.shapes
+        self._warm, self._device, self._factor = warm, device, 1 / wires.all.size if mean else 1.0
         self._scratch: Tensor | None = None  # float32, for buckets of other types
         counts = gradients.counts
         self._pieces = [made for choice, span in spans(counts, choices) for made in self._made(choice, span)]
         self.rounds = sum(topology.rounds for _, topology in self._pieces)
 
     def strands(self, flat: Tensor, step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
-        """The way of every piece at one step; `flat` holds the mean of all processes in the end."""
+        """The way of every piece at one step; `flat` holds the mean (or sum) of all processes in the end."""
         if flat.dtype != torch.float32 and self._scratch is None:
-            self._scratch = torch.empty(flat.numel(), dtype=torch.float32)
+            self._scratch = torch.empty(flat.numel(), dtype=torch.float32, device=self._device)
         found = []
         for piece, topology in self._pieces:
             found.append(self._strand(piece, topology, flat, step, bucket, tag))
@@ -91,15 +95,16 @@ class Bucket:
         numbers = flat[own] if self._scratch is None else self._scratch[own].copy_(flat[own])
         residual = None if self._residual is None else self._residual[own]
         if self._momentum:
-            factor, gathered = self._momentum[0], self._momentum[1][own]
-            numbers.copy_(gathered.mul_(factor).add_(numbers))
-        seed = (step * 0x9E3779B1 + tag * 0x85EBCA77 + self._wires.all.place) & 0x7FFFFFFF
+            gathered = self._momentum[1][own]
+            numbers.copy_(gathered.mul_(self._momentum[0]).add_(numbers))
+        seed = seed_of(step, tag, self._wires.all.place)
         yield from topology.run(Run(numbers, residual, step, bucket, tag, seed))
         if self._momentum and residual is not None and isinstance(topology, (Gather, Scatter, Ring, Tree)):
             # What was said in full needs no momentum of its own any more (DGC's masking); all else keeps it.
             gathered.mul_(residual != 0)
-        if not topology.mean:
-            numbers.mul_(1 / self._wires.all.size)
+        factor = self._factor * (self._wires.all.size if topology.mean else 1)
+        if factor != 1:
+            numbers.mul_(factor)
         if self._scratch is not None:
             flat[own].copy_(numbers)
 
@@ -115,19 +120,19 @@ class Bucket:
     def _topology(self, choice: Choice, piece: Piece) -> Topology:
         codec, wires = choice.codec, self._wires
         if codec is None:
-            return Plain(wires.all)
+            return Plain(wires.all, piece.numbers, self._device)
         make = Summed if sums_as(codec) else _MADE[choice.topology]
         if wires.inner.size > 1:
-            return TwoLevels(codec, piece.counts, wires.inner, wires.outer, make)
-        made: Topology = make(codec, piece.counts, wires.all)
+            return TwoLevels(codec, piece.counts, wires.inner, wires.outer, make, self._device)
+        made: Topology = make(codec, piece.counts, wires.all, self._device)
         return made
 
     def _low_rank(self, choice: Choice, piece: Piece) -> Topology:
         from meshwright.compress.lowrank import LowRank as Factors
 
         starts = [sum(torch.Size(shape).numel() for shape in self._shapes[:i]) for i in range(len(self._shapes))]
-        shapes = [shape for shape, at in zip(self._shapes, starts, strict=True) if piece.start <= at < piece.stop]
-        factors = choice.codec.options["factors"]
-        return LowRank(
-            Factors(shapes, choice.codec.options["rank"]), self._wires.all, codec(factors) if factors else None
-        )
+        mine = [i for i, at in enumerate(starts) if piece.start <= at < piece.stop]
+        options, wire = choice.codec.options, self._wires.all
+        factors = Factors([self._shapes[i] for i in mine], options["rank"], self._device)
+        factors.keep_in(self._warm.flat((self._keys[mine[0]],), (sum(factors.seconds),), self._device))
+        return LowRank(factors, wire, codec(options["factors"]) if options["factors"] else None, self._device)

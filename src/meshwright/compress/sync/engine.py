@@ -16,6 +16,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,11 @@ class _Job:
     strands: int  # that are not at their end
     result: Any
     future: Future[Any]
+    stream: Any  # of a CUDA device, on which it computes; none on a CPU
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """While the worker works for it."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
 
 @dataclass(eq=False)
@@ -65,9 +71,12 @@ class Engine:
         self._worker.start()
         self._waiters: list[threading.Thread] = []  # as many as strands have ever been under way at once
 
-    def submit(self, strands: Sequence[Iterator[Transfer]], result: Any) -> Future[Any]:
-        """Begin; the future has the result when all strands are at their end. The first strand is the most urgent."""
-        job = _Job(len(strands), result, Future())
+    def submit(self, strands: Sequence[Iterator[Transfer]], result: Any, stream: Any = None) -> Future[Any]:
+        """Begin; the future has the result when all strands are at their end. The first strand is the most urgent.
+
+        With a CUDA `stream`, the worker computes on it, and who waits for the future makes its own stream wait for it.
+        """
+        job = _Job(len(strands), result, Future(devices=None if stream is None else [stream.device]), stream)
         with self._changed:
             self._serial += 1
             if self.error is None and strands:
@@ -76,9 +85,9 @@ class Engine:
                 self._fresh.extend(_Strand(steps, job, (False, self._serial, place)) for place, steps in places)
                 self._changed.notify()
             else:
-                job.future.set_result(self.error or result)
+                job.future.set_result(None if self.error else result)
         # An error set on the first future would reach C++ as a value; raised in a callback it arrives as an error.
-        return job.future.then(_raised)
+        return job.future.then(self._value)
 
     def close(self) -> None:
         """End the threads; what is under way is given up."""
@@ -95,7 +104,7 @@ class Engine:
     def _work(self) -> None:
         while (strand := self._next()) is not None:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), strand.job.on_stream():
                     transfer = next(strand.steps, None)
             except Exception as error:
                 self._fail(error)
@@ -148,7 +157,8 @@ class Engine:
             if done:
                 self._jobs.remove(job)
         if done:
-            job.future.set_result(job.result)
+            with job.on_stream():  # a future of a device remembers where this stream stands now
+                job.future.set_result(job.result)
 
     def _fail(self, error: Exception) -> None:
         told = self._verdict(error)
@@ -160,11 +170,11 @@ class Engine:
             self._fresh.clear()
             jobs, self._jobs = self._jobs, set()
         for job in jobs:
-            job.future.set_result(told)
+            job.future.set_result(None)
 
-
-def _raised(future: Future[Any]) -> Any:
-    value = future.value()
-    if isinstance(value, Exception):
-        raise value
-    return value
+    def _value(self, future: Future[Any]) -> Any:
+        value = future.value()
+        if value is None:
+            assert self.error is not None
+            raise self.error
+        return value

@@ -7,9 +7,11 @@ waited, in the store that joined them, and then follows the accounts to one who 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -61,7 +63,9 @@ class Witness:
         settled: list[tuple[Fault, tuple[int, ...]]] = [(fault, (fault.peer,) if fault.peer >= 0 else ())]
 
         def settle() -> None:
-            settled.append(self._settle(fault))
+            with suppress(RuntimeError, OSError):
+                if _answers(self.store, self.grace):
+                    settled.append(self._settle(fault))
 
         # The store may have died with its process, and then answers late or never.
         thread = threading.Thread(target=settle, daemon=True)
@@ -77,7 +81,13 @@ class Witness:
     def confess(self, error: Exception) -> Exception:
         """This process itself cannot go on, for instance because a codec failed: others, who wait for it, are told why."""
         fault = Fault(self.rank, f"failed: {type(error).__name__}: {error}", -1, -1, sure=True)
-        thread = threading.Thread(target=lambda: self.store.set(str(self.rank), json.dumps(asdict(fault))), daemon=True)
+
+        def tell() -> None:
+            with suppress(RuntimeError, OSError):
+                if _answers(self.store, self.grace):
+                    self.store.set(str(self.rank), json.dumps(asdict(fault)))
+
+        thread = threading.Thread(target=tell, daemon=True)
         thread.start()
         thread.join(self.grace)
         return error
@@ -113,6 +123,19 @@ def blamed(accounts: dict[int, Fault], rank: int) -> Fault:
         seen.add(last.peer)
         last = accounts[last.peer]
     return last
+
+
+def _answers(store: Any, seconds: float) -> bool:
+    """Whether who holds a store is still there: PyTorch, asked for something of one that is gone, writes pages of frames."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if not getattr(store, "host", ""):
+        return True  # no store of the network
+    try:
+        socket.create_connection((store.host, store.port), seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def default_store() -> Any:

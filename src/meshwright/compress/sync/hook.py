@@ -5,10 +5,11 @@ The same by hand: `ddp.register_comm_hook(Synchroniser(choice), hook)`.
 
 # Annotations are real objects here: DDP looks at those of a hook.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -19,7 +20,7 @@ from meshwright.compress.sync.failure import Failed
 from meshwright.compress.sync.join import joined
 from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
-from meshwright.compress.sync.wire import TAGS, Traffic
+from meshwright.compress.sync.wire import TAGS, Traffic, Transfer
 from meshwright.errors import InputError
 
 
@@ -33,6 +34,7 @@ class Options:
     meshwright.errors.InputError: momentum: is 1.5 (valid: 0 or more, less than 1)
     """
 
+    mean: bool = True  # of all processes; else their sum
     error_feedback: bool = True  # what a message does not say is said later
     momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
     warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
@@ -61,6 +63,7 @@ class Synchroniser:
 
     The choice is one for all gradients, a function from the sizes of a bucket's gradients to a choice for each, or
     `meshwright.compress.decide.Auto`.
+    Gradients of a CUDA device are encoded and decoded there, on a stream of its own; messages travel from host memory.
     """
 
     def __init__(
@@ -76,8 +79,9 @@ class Synchroniser:
         self.traffic = traffic or Traffic()
         self._choice = choice
         self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic)
-        self._residuals, self._momenta = Memory(), Memory()
-        self._buckets: dict[tuple[int, Gradients, int, int], Bucket] = {}
+        self._residuals, self._momenta, self._warm = Memory(), Memory(), Memory()
+        self._stream: Any = None  # of the first CUDA device that gradients came from
+        self._buckets: dict[tuple[int, Gradients, int, int], Any] = {}
         self._tag = 0
         self._witness = witness
         self._engine = Engine(self._told)
@@ -86,7 +90,7 @@ class Synchroniser:
             from meshwright.compress.decide.pilot import Pilot
 
             def submit(strands: Sequence[Any]) -> None:
-                self._engine.submit(strands, None).wait()
+                self._engine.submit(strands, True).wait()
 
             self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback)
 
@@ -97,9 +101,17 @@ class Synchroniser:
 
     def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
         """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
-        if flat.device.type != "cpu" or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
+        if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
             problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
-            raise InputError(problem, field="bucket", valid="all numbers of its gradients, dense, on the CPU")
+            raise InputError(
+                problem, field="bucket", valid="all numbers of its gradients, dense, on a CPU or CUDA device"
+            )
+        if self.pilot and flat.is_cuda:
+            raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
+        return self._begin(flat, gradients, bucket, last, flat)
+
+    def _begin(self, given: Any, gradients: Gradients, bucket: int, last: bool, result: Tensor) -> Future[Tensor]:
+        """Submit what is `given` to a bucket's strands; the future's value is the `result` that they leave."""
         if self.pilot:
             self._asked(self.pilot.settle, bucket)
         place = (bucket, gradients, self._stage(), self.pilot.version if self.pilot else 0)
@@ -107,14 +119,29 @@ class Synchroniser:
             # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
             fresh = set(gradients.keys)
             self._buckets = {key: made for key, made in self._buckets.items() if fresh.isdisjoint(key[1].keys)}
-            self._buckets[place] = self._made(gradients, bucket)
+            self._buckets[place] = self._made(gradients, bucket, result.device)
         made = self._buckets[place]
-        strands = made.strands(flat, self.step, bucket, self._tag)
+        strands = made.strands(given, self.step, bucket, self._tag)
         self._tag = (self._tag + made.rounds) % TAGS
         if self.pilot:
-            return self._piloted(flat, gradients, bucket, strands, last=last)
+            return self._piloted(result, gradients, bucket, strands, last=last)
         self.step += last
-        return self._engine.submit(strands, flat)
+        if not result.is_cuda:
+            return self._engine.submit(strands, result)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(result.device, priority=-1)  # short work that others wait for
+        # Gradients, and buffers made just now, are there when the caller's stream has come to this point.
+        ready = torch.cuda.current_stream(result.device).record_event()
+        return self._engine.submit([_after(ready, strand) for strand in strands], result, self._stream)
+
+    def wait(self, future: Future[Tensor]) -> Tensor:
+        """For something that was submitted; a `PeerLost` stays one, where PyTorch's future would tell its text alone."""
+        try:
+            return future.wait()
+        except RuntimeError:
+            if self.error is not None:
+                raise self.error from None
+            raise
 
     def _asked(self, question: Callable[..., Any], bucket: int, *arguments: Any) -> Any:
         """Something that the first process answers for all: a message of its own, which may fail as others do."""
@@ -151,6 +178,21 @@ class Synchroniser:
     def _told(self, error: Exception) -> Exception:
         return self._witness.verdict(error.fault) if isinstance(error, Failed) else self._witness.confess(error)
 
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, for a checkpoint: keys must be names then. Views: copy what is to last."""
+        kept = {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
+        found = {f"{what}/{key}": one for what, memory in kept.items() for key, one in memory.kept.items()}
+        return {"counters": torch.tensor([self.step, self._tag]), **found}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`, before the first bucket is submitted."""
+        kept = {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
+        for name, value in state.items():
+            what, _, key = name.partition("/")
+            if key:
+                kept[what].kept[key] = value
+        self.step, self._tag = map(int, state["counters"])
+
     def close(self) -> None:
         """End its threads."""
         self._engine.close()
@@ -161,7 +203,7 @@ class Synchroniser:
         """Of the warm-up; after it, as many as it has."""
         return sum(self.step >= until for until, _ in self.options.warm_up)
 
-    def _made(self, gradients: Gradients, bucket: int) -> Bucket:
+    def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
         counts, stage = gradients.counts, self._stage()
         warm = self.options.warm_up[stage : stage + 1]
         choice = warm[0][1] if warm else self._choice
@@ -169,10 +211,20 @@ class Synchroniser:
             choices: Sequence[Choice] = [choice] * len(counts)
         else:
             choices = choice(counts) if callable(choice) else self._asked(self.pilot.choices, bucket, bucket, gradients)
-        residual = self._residuals.flat(gradients.keys, counts) if self.options.error_feedback else None
-        factor = self.options.momentum
-        momentum = (factor, self._momenta.flat(gradients.keys, counts)) if factor else None
-        return Bucket(gradients, choices, self._wires, residual=residual, momentum=momentum)
+        return self._bucket(gradients, choices, device)
+
+    def _bucket(self, gradients: Gradients, choices: Sequence[Choice], device: torch.device) -> Bucket:
+        keys, counts, factor = gradients.keys, gradients.counts, self.options.momentum
+        residual = self._residuals.flat(keys, counts, device) if self.options.error_feedback else None
+        momentum = (factor, self._momenta.flat(keys, counts, device)) if factor else None
+        memory: dict[str, Any] = {"residual": residual, "momentum": momentum, "warm": self._warm}
+        return Bucket(gradients, choices, self._wires, **memory, device=device, mean=self.options.mean)
+
+
+def _after(ready: Any, strand: Iterator[Transfer]) -> Iterator[Transfer]:
+    """A strand whose first work waits, on the device, for what another stream has done until then."""
+    torch.cuda.current_stream().wait_event(ready)
+    yield from strand
 
 
 def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:

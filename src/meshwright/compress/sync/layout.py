@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from meshwright.compress.topologies import TOPOLOGIES
 from meshwright.errors import InputError
 
-TOPOLOGIES = ("gather", "scatter", "ring", "tree")
 _ALIGN = 32  # numbers: cuts inside a gradient fall on whole packed words
 
 

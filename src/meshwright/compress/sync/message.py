@@ -33,8 +33,8 @@ class Envelope:
     ('', 'sent bucket 0 of step 4 (9) where bucket 0 of step 5 (9) was due')
     """
 
-    def __init__(self, size: int) -> None:
-        self.whole = torch.zeros(HEAD + -(-size // 8) * 8, dtype=torch.uint8)
+    def __init__(self, size: int, *, pinned: bool = False) -> None:
+        self.whole = torch.zeros(HEAD + -(-size // 8) * 8, dtype=torch.uint8, pin_memory=pinned)
         self.body = self.whole[HEAD : HEAD + size]
         self._head = self.whole[:HEAD].numpy().view(np.uint32)
         self._words = self.whole[HEAD:].numpy().view(np.uint64)

@@ -18,19 +18,23 @@ _FEW = 4  # processes up to which everyone sends encoded factors to everyone
 
 
 class Plain:
-    """All-reduce of float32 numbers by the backend; whatever error feedback had kept goes with them."""
+    """All-reduce of float32 numbers by the backend, from host memory; whatever error feedback had kept goes with them."""
 
     rounds, mean = 1, False
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, count: int, device: torch.device) -> None:
         self.wire = wire
+        self._host = torch.empty(count, pin_memory=True) if device.type == "cuda" else None
 
     def run(self, run: Run) -> Iterator[Transfer]:
         if run.residual is not None:
             run.numbers.add_(run.residual)
             run.residual.zero_()
         if self.wire.size > 1:
-            yield self.wire.reduce(run.stamp(0), run.numbers)
+            here = run.numbers if self._host is None else self._host.copy_(run.numbers)
+            yield self.wire.reduce(run.stamp(0), here)
+            if self._host is not None:
+                run.numbers.copy_(here)
 
 
 class Total:
@@ -78,7 +82,11 @@ class Total:
     def _merged(self, into: Tensor, mine: Tensor) -> None:
         """What all sent, in the order of their places."""
         for place in range(self.wire.size):
-            theirs = mine if place == self.wire.place else self._boxes[place].numbers(self.dtype)[: into.numel()]
+            theirs = (
+                mine
+                if place == self.wire.place
+                else self._boxes[place].numbers(self.dtype)[: into.numel()].to(into.device)
+            )
             if place == 0:
                 into.copy_(theirs)
             else:
@@ -90,16 +98,16 @@ class Summed:
 
     mean = False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
+    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire, device: torch.device) -> None:
         dtype = sums_as(codec)
         assert dtype is not None
         members = dict(codec.options).get("members", wire.size)
         if members < wire.size:
             problem = f"sums of {members} fit, there are {wire.size} processes"
             raise InputError(problem, field=f"{codec.name}.members", valid=f"{wire.size} or more")
-        self.batch = codec.batch(counts, torch.device("cpu"), torch.float32)
+        self.batch = codec.batch(counts, device, torch.float32)
         self._counts = counts
-        self._message = torch.zeros(self.batch.bytes, dtype=torch.uint8)
+        self._message = torch.zeros(self.batch.bytes, dtype=torch.uint8, device=device)
         self._codes = self._message.view(dtype)
         self._total = Total(wire, self._codes.numel(), dtype)
         agrees = codec.program.agrees is not None
@@ -136,14 +144,15 @@ class LowRank:
     rounds = 4  # at most: each sum takes one or two
     mean = True
 
-    def __init__(self, batch: Any, wire: Wire, codec: Any = None) -> None:
+    def __init__(self, batch: Any, wire: Wire, codec: Any, device: torch.device) -> None:
         self.batch, self.wire = batch, wire
         sizes = (batch.firsts, [count for count in batch.seconds if count])
         make = Gather if wire.size <= _FEW else Scatter
         self._sums = [
-            make(codec, tuple(counts), wire) if codec else Total(wire, sum(counts), torch.float32) for counts in sizes
+            make(codec, tuple(counts), wire, device) if codec else Total(wire, sum(counts), torch.float32)
+            for counts in sizes
         ]
-        self._lacks = torch.zeros(sum(batch.firsts)) if codec else None
+        self._lacks = torch.zeros(sum(batch.firsts), device=device) if codec else None
 
     def run(self, run: Run) -> Iterator[Transfer]:
         if self._lacks is not None:

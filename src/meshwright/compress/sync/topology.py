@@ -39,6 +39,11 @@ class Run:
         return Run(self.numbers[start:stop], residual, self.step, self.bucket, self.tag + later, self.seed)
 
 
+def seed_of(step: int, tag: int, place: int) -> int:
+    """Of what is random in a piece's messages: others for every step, piece and process."""
+    return (step * 0x9E3779B1 + tag * 0x85EBCA77 + place) & 0x7FFFFFFF
+
+
 class Topology(Protocol):
     """A way to sum, with its buffers."""
 
@@ -50,21 +55,34 @@ class Topology(Protocol):
         ...
 
 
-class _Part:
-    """Numbers that are encoded together, and where they lie in the piece."""
+class Part:
+    """Numbers that are encoded together, and where they lie in the piece.
 
-    def __init__(self, codec: Any, piece: Piece) -> None:
+    On a CUDA device they are encoded and decoded there, and only messages are copied. Both copies wait until they are
+    complete: nothing is sent before the device has written it, and no buffer of the host is filled while it is read.
+    """
+
+    def __init__(self, codec: Any, piece: Piece, device: torch.device) -> None:
         self.start, self.stop, self._counts = piece.start, piece.stop, piece.counts
-        self._batch = codec.batch(piece.counts, torch.device("cpu"), torch.float32)
+        self._batch = codec.batch(piece.counts, device, torch.float32)
         self.bytes: int = self._batch.bytes
+        self._there = torch.zeros(self.bytes, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+
+    def envelope(self) -> Envelope:
+        """An empty one for its message."""
+        return Envelope(self.bytes, pinned=self._there is not None)
 
     def encode(self, run: Run, into: Envelope) -> None:
         mine = run.part(self.start, self.stop)
-        self._batch.encode(mine.numbers, into.body, residual=mine.residual, seed=run.seed + self.start)
+        message = into.body if self._there is None else self._there
+        self._batch.encode(mine.numbers, message, residual=mine.residual, seed=run.seed + self.start)
+        if self._there is not None:
+            into.body.copy_(self._there)
 
     def decode(self, envelope: Envelope, run: Run, *, add: bool) -> None:
         numbers = run.numbers[self.start : self.stop]
-        self._batch.decode(envelope.body, numbers, add=add)
+        message = envelope.body if self._there is None else self._there.copy_(envelope.body)
+        self._batch.decode(message, numbers, add=add)
         tell_bad(self._batch, envelope.body, self._counts, numbers)
 
 
@@ -83,9 +101,9 @@ class Gather:
 
     rounds, mean = 1, False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
-        self.wire, self._part = wire, _Part(codec, Piece(0, counts))
-        self._boxes = [Envelope(self._part.bytes) for _ in wire.members]
+    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire, device: torch.device) -> None:
+        self.wire, self._part = wire, Part(codec, Piece(0, counts), device)
+        self._boxes = [self._part.envelope() for _ in wire.members]
 
     def run(self, run: Run) -> Iterator[Transfer]:
         others, mine = self.wire.others, self._boxes[self.wire.place]
@@ -104,12 +122,12 @@ class Scatter:
 
     rounds, mean = 2, False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
+    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire, device: torch.device) -> None:
         self.wire = wire
-        self._parts = [_Part(codec, piece) for piece in cut(Piece(0, counts), wire.size)]
-        self._out = [Envelope(part.bytes) for part in self._parts]  # shares of others' parts; the sum of the own one
-        self._shares = [Envelope(self._parts[wire.place].bytes) for _ in wire.members]
-        self._sums = [Envelope(part.bytes) for part in self._parts]
+        self._parts = [Part(codec, piece, device) for piece in cut(Piece(0, counts), wire.size)]
+        self._out = [part.envelope() for part in self._parts]  # shares of others' parts; the sum of the own one
+        self._shares = [self._parts[wire.place].envelope() for _ in wire.members]
+        self._sums = [part.envelope() for part in self._parts]
 
     def run(self, run: Run) -> Iterator[Transfer]:
         others, me = self.wire.others, self.wire.place
@@ -132,11 +150,11 @@ class Ring:
 
     mean = False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
+    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire, device: torch.device) -> None:
         self.wire, self.rounds = wire, 2 * (wire.size - 1)
-        self._parts = [_Part(codec, piece) for piece in cut(Piece(0, counts), wire.size)]
-        self._out = [Envelope(part.bytes) for part in self._parts]
-        self._in = [Envelope(part.bytes) for part in self._parts]
+        self._parts = [Part(codec, piece, device) for piece in cut(Piece(0, counts), wire.size)]
+        self._out = [part.envelope() for part in self._parts]
+        self._in = [part.envelope() for part in self._parts]
 
     def run(self, run: Run) -> Iterator[Transfer]:
         size, me = self.wire.size, self.wire.place
@@ -163,13 +181,13 @@ class Tree:
 
     mean = False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire) -> None:
+    def __init__(self, codec: Any, counts: tuple[int, ...], wire: Wire, device: torch.device) -> None:
         self.wire, self.rounds = wire, 2
-        self._part = _Part(codec, Piece(0, counts))
+        self._part = Part(codec, Piece(0, counts), device)
         self._children = [place for place in (2 * wire.place + 1, 2 * wire.place + 2) if place < wire.size]
         self._above = (wire.place - 1) // 2
-        self._boxes = [Envelope(self._part.bytes) for _ in self._children]
-        self._out, self._whole = Envelope(self._part.bytes), Envelope(self._part.bytes)
+        self._boxes = [self._part.envelope() for _ in self._children]
+        self._out, self._whole = self._part.envelope(), self._part.envelope()
 
     def run(self, run: Run) -> Iterator[Transfer]:
         swap, below = self.wire.swap, list(zip(self._children, self._boxes, strict=True))
@@ -193,11 +211,13 @@ class TwoLevels:
 
     mean = False
 
-    def __init__(self, codec: Any, counts: tuple[int, ...], inner: Wire, outer: Wire, make: Any) -> None:
+    def __init__(
+        self, codec: Any, counts: tuple[int, ...], inner: Wire, outer: Wire, make: Any, device: torch.device
+    ) -> None:
         self.inner = inner
         self._pieces = cut(Piece(0, counts), inner.size)
         mine = self._pieces[inner.place]
-        self._between: Topology = make(codec, mine.counts, outer)
+        self._between: Topology = make(codec, mine.counts, outer, device)
         self.rounds = 2 + self._between.rounds
         self._out = [Envelope(4 * piece.numbers) for piece in self._pieces]
         self._shares = [Envelope(4 * mine.numbers) for _ in inner.members]
@@ -211,7 +231,7 @@ class TwoLevels:
         yield self.inner.swap(run.stamp(0), outgoing, [(place, self._shares[place]) for place in others])
         mine = self._of(run, me, later=2)
         for place in sorted(others):
-            mine.numbers.add_(self._shares[place].numbers())
+            mine.numbers.add_(self._shares[place].numbers().to(mine.numbers.device))
         yield from self._between.run(mine)
         self._out[me].numbers().copy_(mine.numbers)
         outgoing = [(place, self._out[me]) for place in others]

@@ -1,0 +1,220 @@
+"""Gradients of `fully_shard` modules through codecs: `register_sharded(model, Choice(codec("int8")))`.
+
+PyTorch lets a module have a reduce-scatter of its own (`set_custom_reduce_scatter`). This one only begins where it can: sums
+of several modules are under way while the backward pass goes on, and are complete when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.futures import Future
+
+from meshwright.compress.sync.bucket import Gradients
+from meshwright.compress.sync.hook import Options, Synchroniser
+from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.owned import Owned
+from meshwright.compress.sync.sums import sums_as
+from meshwright.compress.sync.wire import Traffic
+from meshwright.errors import InputError
+
+ByName = Callable[[str, Tensor], Choice]  # from a parameter's name and itself
+_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+
+
+class ShardSynchroniser(Synchroniser):
+    """Sums gradients of sharded modules: to the owners of shards, or of equal shards between `copies` of them."""
+
+    def __init__(self, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
+        super().__init__(Choice(), options, group=group, traffic=traffic)
+        self.copies, self.choices = copies, dict[str, Choice]()  # by the name of a parameter
+        self._under_way: list[tuple[Future[Tensor], Tensor, float]] = []
+        self._pass = -1  # the backward pass at whose end they are waited for
+
+    @property
+    def size(self) -> int:
+        return self._wires.all.size
+
+    def scatter(self, whole: Tensor, into: Tensor, gradients: Gradients, bucket: int) -> Future[Tensor]:
+        """Begin to sum; each member gets its own part."""
+        return self._begin((whole, into), gradients, bucket, False, into)
+
+    def later(self, future: Future[Tensor], into: Tensor, factor: float) -> None:
+        """Have `finish` wait for it, and multiply it then."""
+        self._under_way.append((future, into, factor))
+
+    def finish_with_backward(self) -> bool:
+        """Finish when the backward pass that runs now is at its end; false if none runs."""
+        current = int(torch._C._current_graph_task_id())
+        if current >= 0 and self._pass != current:
+            self._pass = current
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        return current >= 0
+
+    def finish(self) -> None:
+        """The end of a step."""
+        self.wait_for_all()
+        self.step += 1
+
+    def wait_for_all(self) -> None:
+        """That is under way."""
+        under_way, self._under_way = self._under_way, []
+        for future, into, factor in under_way:
+            self.wait(future)
+            if factor != 1:
+                into.mul_(factor)
+
+    def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
+        stage = self._stage()
+        warm = self.options.warm_up[stage : stage + 1]
+        names = [str(key).rpartition("/")[0] or str(key) for key in gradients.keys]
+        choices = [warm[0][1] if warm else self.choices[name] for name in names]
+        if self.copies:
+            return self._bucket(gradients, choices, device)
+        counts, each = gradients.counts, len(gradients.keys) // self.size
+        residual = self._residuals.flat(gradients.keys, counts, device) if self.options.error_feedback else None
+        return Owned(counts[:each], choices[:each], self._wires.all, residual=residual, device=device)
+
+
+class Sharded:
+    """What sums the gradients of the modules that were registered together."""
+
+    def __init__(self, synchronisers: Sequence[ShardSynchroniser]) -> None:
+        self.synchronisers = tuple(synchronisers)
+
+    def residuals(self, name: str) -> list[Tensor]:
+        """What this process has not said yet of a parameter's gradient: its shards of all owners, one after the other."""
+        found = (sync.state().items() for sync in self.synchronisers)
+        mine = (f"residual/{name}", f"residual/{name}/")
+        return [one for some in found for key, one in some if key == mine[0] or key.startswith(mine[1])]
+
+    def close(self) -> None:
+        """End the threads."""
+        for sync in self.synchronisers:
+            sync.close()
+
+
+def register_sharded(
+    module: nn.Module,
+    choice: Choice | ByName,
+    *,
+    copies: Any = None,
+    traffic: Traffic | None = None,
+    **options: Any,
+) -> Sharded:
+    """Let `module`, and all in it that `fully_shard` was called on, reduce their gradients through codecs.
+
+    `choice` is one for all, or a function of each parameter's name and itself. Shards are summed at their owners, so that
+    `Choice.topology` has no meaning here. `copies`: processes that hold equal shards of other sets (hybrid sharding, with
+    `fully_shard` over a mesh of one dimension). Then sums inside a set are PyTorch's, and those between copies, over
+    `Choice.topology`, are compressed. A mesh of two dimensions sums copies as PyTorch does.
+
+    >>> from meshwright.compress import codec
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = fully_shard(nn.Linear(4, 2), mesh=dist.init_device_mesh("cpu", (1,)))
+    >>> handle = register_sharded(model, Choice(codec("int8")), limit=20.0)
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> model.weight.grad.to_local().sum().item()
+    8.0
+    >>> handle.close()
+    >>> dist.destroy_process_group()
+    """
+    told = Options(**{**options, "mean": False})
+    if told.momentum or (copies is None and told.node != 1):
+        wrong = "momentum" if told.momentum else "node"
+        raise InputError("is not there for sharded gradients", field=wrong, valid="none")
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    made: dict[tuple[int, ...], ShardSynchroniser] = {}
+    for number, each in enumerate(one for one in module.modules() if isinstance(one, FSDPModule)):
+        for held in _groups(each):
+            trained = {names[id(one.sharded_param)]: one for one in held.fsdp_params if one.sharded_param.requires_grad}
+            chosen = {name: _checked(choice, name, one.sharded_param, copies) for name, one in trained.items()}
+            if all(one.codec is None for one in chosen.values()):
+                continue
+            group = copies or held.mesh_info.shard_process_group
+            ranks = tuple(dist.get_process_group_ranks(group))
+            if ranks not in made:
+                made[ranks] = ShardSynchroniser(told, group, traffic, copies=copies is not None)
+            made[ranks].choices.update(chosen)
+            each.set_custom_reduce_scatter(_ReduceScatter(made[ranks], held, trained, number, copies))
+    if not made:
+        raise InputError(
+            "nothing in it is sharded and compressed", field="module", valid="what fully_shard was called on"
+        )
+    return Sharded(list(made.values()))
+
+
+class _ReduceScatter:
+    """Of one module; PyTorch calls it when the gradients of a backward pass are to be summed."""
+
+    def __init__(self, sync: ShardSynchroniser, held: Any, trained: dict[str, Any], bucket: int, copies: Any) -> None:
+        self._sync, self._held, self._trained, self._bucket, self._copies = sync, held, trained, bucket, copies
+        # Where a dimension cannot be cut evenly, shards are filled up.
+        counts = [one.padded_sharded_param_size.numel() for one in trained.values()]
+        self._count = sum(counts)
+        if copies is None:
+            keys = [f"{name}/{place}" for place in range(sync.size) for name in trained]
+            self._gradients = Gradients(tuple(keys), tuple((count,) for count in counts * sync.size))
+        else:
+            self._gradients = Gradients(tuple(trained), tuple((count,) for count in counts))
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            problem = "the sum is scaled by the backend, which codecs cannot do"
+            raise InputError(problem, field="gradient divide factor", valid="set_force_sum_reduction_for_comms(True)")
+        if self._copies is not None or output_tensor.numel() != self._count:
+            _scatter_tensor(output_tensor, input_tensor, op=op, group=group)
+        if output_tensor.numel() != self._count:
+            # Some parameters had no gradient this time, PyTorch does not say which: all is summed as it is.
+            if self._copies is not None:
+                dist.all_reduce(output_tensor, op=op, group=self._copies)
+            return
+        if self._copies is not None:
+            future = self._sync.submit(output_tensor, self._gradients, self._bucket, last=False)
+        else:
+            future = self._sync.scatter(input_tensor, output_tensor, self._gradients, self._bucket)
+        self._sync.later(future, output_tensor, 1 / self._sync.size if op == dist.ReduceOp.AVG else 1.0)
+        if not self._sync.finish_with_backward():
+            self._sync.finish()
+        elif not self._lands_as_it_is(output_tensor, op):
+            self._sync.wait_for_all()
+
+    def _lands_as_it_is(self, output: Tensor, op: Any) -> bool:
+        """Whether the result becomes the gradient without being read: else it must be complete before PyTorch goes on."""
+        held, weights = self._held, [one.sharded_param for one in self._trained.values()]
+        read = held._all_reduce_hook is not None or held._is_hsdp
+        scaled = op != dist.ReduceOp.AVG and held.gradient_divide_factor != 1
+        return not (read or scaled) and all(
+            weight.grad is None
+            and weight.dtype == output.dtype
+            and weight.device.type == output.device.type
+            and not getattr(weight, "_post_accumulate_grad_hooks", None)
+            for weight in weights
+        )
+
+
+def _groups(module: FSDPModule) -> Iterator[Any]:
+    """Parameters that are reduced together, in PyTorch's own order; not public, seen in torch 2.11 and 2.13."""
+    state = fully_shard.state(module)
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return (group for group in groups if group is not None)
+
+
+def _checked(choice: Choice | ByName, name: str, weight: Tensor, copies: Any) -> Choice:
+    found = choice if isinstance(choice, Choice) else choice(name, weight)
+    if found.codec is not None and found.codec.rounds > 1:
+        raise InputError(f"{found.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
+    if found.codec is not None and copies is None and sums_as(found.codec):
+        problem = f"messages of {found.codec.name} are summed by all, and shards by their owners"
+        raise InputError(problem, field="codec", valid="a codec whose messages are decoded")
+    return found
