@@ -82,11 +82,8 @@ class Total:
     def _merged(self, into: Tensor, mine: Tensor) -> None:
         """What all sent, in the order of their places."""
         for place in range(self.wire.size):
-            theirs = (
-                mine
-                if place == self.wire.place
-                else self._boxes[place].numbers(self.dtype)[: into.numel()].to(into.device)
-            )
+            theirs = mine if place == self.wire.place else self._boxes[place].numbers(self.dtype)[: into.numel()]
+            theirs = theirs.to(into.device)
             if place == 0:
                 into.copy_(theirs)
             else:
