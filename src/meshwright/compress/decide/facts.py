@@ -38,6 +38,16 @@ class Way:
         over = [] if kind.rounds > 1 else [self.choice.topology]
         return " ".join([kind.name, *told, *over])
 
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost."""
+        return self.choice.codec is None
+
+    @property
+    def near(self) -> bool:
+        """Whether every number keeps 16 bits at least."""
+        return self.exact or self.choice.codec.name in ("fp16", "bf16")
+
 
 def usual() -> tuple[Way, ...]:
     """Ways that reach the loss of exact sums within 2 % (with error feedback), by what they cost in steps."""

@@ -238,7 +238,8 @@ class Pilot:
         ):
             return best
         stays = priced(facts, [way for way in now if way], self._costs)
-        return best if best.price < stays.price * (1 - _BETTER) else stays
+        safer = sum(way.near for way in best.ways) > sum(way.near for way in stays.ways)
+        return best if safer or best.price < stays.price * (1 - _BETTER) else stays
 
     def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
         strands = self._rehearsal.strands(way.choice, shapes)
