@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -37,6 +38,7 @@ _OFF = 0.25  # part by which a step may differ from what was expected before the
 _PROBING = 0.02  # part of the time that probes may take
 _BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
 _APART = 1.0  # seconds between votes, where steps are shorter
+_REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
 
 
@@ -73,7 +75,7 @@ class Pilot:
         self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
         self._layout: tuple[Gradients, ...] = ()  # of the last step
         self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been handed over
-        self._ready: list[list[float]] = []  # since the last vote
+        self._ready: deque[list[float]] = deque(maxlen=_REMEMBERED)
         self._seconds: list[float] = []
         self._worked, self._marks = 0.0, [0.0]  # of the worker: in all, and by the end of each step since the last vote
         self._vote: Tensor | None = None
@@ -118,12 +120,14 @@ class Pilot:
         if not last:
             return False
         layout, computed, wall = tuple(one for one, _ in self._now), time.thread_time(), time.perf_counter()
-        if self._begun[1] and layout == self._layout:
+        if layout != self._layout:
+            self._ready.clear()
+        elif self._begun[1]:
             self._seconds.append(wall - self._begun[1])
             self._ready.append([at - self._begun[0] for _, at in self._now])
             self._marks.append(self._worked)
         self._begun, self._layout, self._now = (computed, wall), layout, []
-        return step >= self._due and bool(self._ready)
+        return step >= self._due and bool(self._seconds)
 
     def timed(self, strand: Iterator[Any]) -> Iterator[Any]:
         """A strand whose work is counted."""
@@ -167,7 +171,7 @@ class Pilot:
         facts = Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores)
         self._change(facts, stamp, anew=changed or bool(self._errors) or every != before)
         self._due = stamp.step + max(1, min(self.auto.every, ceil(_APART / max(seconds, 1e-3))))
-        self._seconds, self._ready, self._marks = [], [], self._marks[-1:]
+        self._seconds, self._marks = [], self._marks[-1:]
         self._votes_taken += 1
 
     def _learn(self, seconds: float, worked: float) -> bool:
