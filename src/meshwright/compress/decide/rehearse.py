@@ -20,7 +20,6 @@ from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
 
 SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
-_TIMES = 2  # that each is run: the first builds what is to be built
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class Rehearsal:
 
     members: int
     feedback: bool = True
+    times: int = 2  # that each is run, of which the quickest counts: the first builds what is to be built
     _known: dict[Any, Strand] = field(default_factory=dict)
 
     def strands(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
@@ -101,12 +101,14 @@ class Rehearsal:
         key = (choice.codec, choice.topology, shape)
         if key not in self._known:
             whole = replace(choice, piece=max(choice.piece, torch.Size(shape).numel()))
-            runs = rehearsed(whole, [shape], self.members, feedback=self.feedback)
+            runs = rehearsed(whole, [shape], self.members, self.times, feedback=self.feedback)
             self._known[key] = _quickest([strands[0] for strands in runs])
         return self._known[key]
 
 
-def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *, feedback: bool) -> list[list[Strand]]:
+def rehearsed(
+    choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, times: int, *, feedback: bool
+) -> list[list[Strand]]:
     """Strands of adjacent gradients, run some times."""
     wire: Any = Mirror(members)
     alone: Any = Mirror(1)
@@ -116,7 +118,7 @@ def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *
     memory: dict[str, Any] = {"residual": residual, "momentum": None, "warm": Memory()}
     made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), **memory, device=torch.device("cpu"))
     with torch.no_grad():
-        return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
+        return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(times)]
 
 
 def _legs(strand: Any) -> Strand:
