@@ -3,15 +3,16 @@
 Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once, the last one writes
 the message, decoding reads the message and writes the numbers. A sample of which a threshold is searched counts once: it is
 so small that all rounds but the first find it in a cache. On a CUDA device all kernels of one call are captured in a
-graph, so that the device is measured and not Python; PowerSGD, which asks the host in between, is timed from outside.
+graph, so that the device is measured and not Python; PowerSGD, which asks the host in between, is timed from outside. On a
+CPU one thread copies and encodes.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ import torch
 from meshwright.compress.codec import codec, codecs
 from meshwright.compress.language import REDUCTIONS
 from meshwright.compress.program import ROUNDS, Program, sampling, walk
+from meshwright.compress.threads import one_thread
 from meshwright.errors import InputError
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
+
+Tell = Callable[[str, int, int], None]  # what is timed now, how much is done, of how much
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,15 @@ class Bench:
         """Bytes a second, read and written: the fastest of some tries, which a busy machine slows down most."""
         # A copy of 1 GiB by the driver reaches two thirds of what a kernel does (H200): the faster of the two counts.
         copies = (lambda: self._other.copy_(self._flat), lambda: torch.mul(self._flat, 1.0, out=self._other))
-        return 2 * self.size / min(seconds(one) for one in 3 * copies)
+        with one_thread():
+            return 2 * self.size / min(seconds(one) for one in 3 * copies)
 
     def speed(self, name: str, **shape: int) -> Speed:
         """Of a codec with its usual options; `shape` are those of `made`."""
-        if codec(name).rounds > 1:
-            return self._low_rank(name)
+        with one_thread():
+            return self._low_rank(name) if codec(name).rounds > 1 else self._one_round(name, **shape)
+
+    def _one_round(self, name: str, **shape: int) -> Speed:
         batch = made(name, [self._flat.numel()], **shape)
         message = batch.new_message()
         encode = seconds(lambda: batch.encode(self._flat, message, residual=self._residual))
@@ -100,19 +107,31 @@ class Bench:
         return Speed(name, size / sent, encode, decode, looked + 4 * sum(counts), size + 4 * sum(counts))
 
 
-def speeds(names: Sequence[str], size: int) -> Iterator[Speed]:
-    """Of each; unknown names are refused before anything is timed."""
+def measured(names: Sequence[str], mib: int | None, tell: Tell) -> dict[str, Any]:
+    """Every codec, or those that are named, and the copy, as facts; unknown names are refused before anything is timed."""
     known = codecs()
     for name in names:
         if name not in known:
             raise InputError(f"unknown codec '{name}'", field="--codecs", valid=", ".join(sorted(known)))
+    asked = list(dict.fromkeys(names)) or list(known)
+    size = (mib or (256 if CUDA else 16)) << 20
+    tell("copying", 0, len(asked) + 1)
     bench = Bench(size)
-    return (bench.speed(name) for name in names)
+    copy, rows = bench.copy(), []
+    for done, name in enumerate(asked):
+        tell(name, done + 1, len(asked) + 1)
+        rows.append(bench.speed(name))
+    return {"device": device_name(), "bytes": size, "copy_bytes_per_second": copy, "codecs": [_facts(r) for r in rows]}
+
+
+def _facts(speed: Speed) -> dict[str, Any]:
+    rates = {"encode_bytes_per_second": speed.encode_rate, "decode_bytes_per_second": speed.decode_rate}
+    return asdict(speed) | rates
 
 
 def device_name() -> str:
     """What the figures are of."""
-    return str(torch.cuda.get_device_name()) if CUDA else f"CPU, {torch.get_num_threads()} threads"
+    return str(torch.cuda.get_device_name()) if CUDA else "CPU, one thread"
 
 
 def read_by_encoding(program: Program, numbers: int) -> int:
@@ -164,7 +183,7 @@ def seconds(call: Callable[[], Any], repeats: int = 9) -> float:
 
 def _on_device(call: Callable[[], Any], repeats: int) -> float:
     call()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil, isqrt, log2
 from typing import Any
-
-import torch
 
 from meshwright.compress.decide.choose import Costs, Decision, decide, priced
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way, usual
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.decide.scaled import Scaled, pieces
+from meshwright.compress.threads import one_thread
 
 SIZES = tuple(4 << power for power in range(10, 25, 2))  # bytes of float32: 4 KiB to 64 MiB
 MBITS = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
@@ -62,8 +60,8 @@ class Cell:
 def short(way: Way) -> str:
     """A way in a word or two.
 
-    >>> [short(way) for way in usual()][::6]
-    ['none', 'int8', 'powersgd 16']
+    >>> [short(way) for way in usual()][::-5]
+    ['powersgd 4', 'int4', 'int8', 'none']
     """
     kind = way.choice.codec
     if kind is None:
@@ -93,17 +91,6 @@ work=0.0, work_byte=0.0))
     """
     byte = 8e-6 / mbit
     return Link(Cost(byte, latency), Cost(byte, latency * 2 * ceil(log2(processes))))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Work is in seconds of a core: threads of PyTorch that wait for each other would count as work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass
@@ -155,3 +142,20 @@ def sent_by(costs: Costs, decision: Decision, facts: Facts) -> int:
     """Bytes that each process sends in a step."""
     pairs = zip(facts.units, decision.ways, strict=True)
     return sum(leg.sent for unit, way in pairs for strand in costs(way, unit.shapes) for leg in strand)
+
+
+def explained(processes: int, mbit: float | None, latency: float, tell: Tell) -> dict[str, Any]:
+    """The whole grid, and every size at one bandwidth, as facts."""
+    grid = Grid(processes, latency)
+    asked = () if mbit is None else (mbit,)
+    rows = list(grid.rows(SIZES, (*MBITS, *asked), tell))
+    return {
+        "processes": processes,
+        "latency_seconds": latency,
+        "cores": grid.cores,
+        "sizes": list(SIZES),
+        "mbits": list(MBITS),
+        "grid": [[cell.to_table() for cell in row[: len(MBITS)]] for row in rows],
+        "mbit": mbit,
+        "table": [row[-1].to_table() for row in rows if asked],
+    }
