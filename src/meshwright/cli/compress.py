@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import click
@@ -76,8 +77,8 @@ Examples:
   meshwright compress explain plan.json --mbit 1000 -o new.json   on another link; the plan with what was decided
 \b
 Codecs and topologies are run on this machine's processor, without a network, and timed; then a step is simulated with every
-way, and compression is chosen where training to the same loss gets more than a tenth faster. Gradients of more than 2^22
-numbers (fewer with more than 16 processes) are run as smaller ones of the same form, and scaled. The speed-up counts the
+way, and compression is chosen where training to the same loss takes a tenth less time. Gradients of more than 2^22 numbers
+are run as smaller ones of the same form, and scaled. The speed-up counts the
 steps that a lossy way needs besides. docs/compress.md says more.
 Exit codes: 0 explained (also where nothing pays: then it says so), 2 bad input.
 """
@@ -103,21 +104,24 @@ def explain(
     for option, path in (("--html", html), ("--output", output)):
         if path is not None:
             writable(option, path)
-    if plan is None:
-        for option, value in (("--output", output), ("--runtime", runtime)):
-            if value is not None:
-                raise InputError("needs a PLAN", field=option)
-        if processes is None:
-            raise InputError("is needed without a PLAN", field="--processes", valid="2 or more")
-        _without_plan(processes, mbit, _LATENCY if latency is None else latency, html, json_=json_)
-        return
-    for option, needless in (("--processes", processes), ("--html", html)):
-        if needless is not None:
-            raise InputError("does not go with a PLAN", field=option, valid="one of the two")
-    if latency is not None and mbit is None:
+    for option, number in (("--mbit", mbit), ("--latency", latency)):
+        if number is not None and isnan(number):
+            raise InputError("is no number", field=option)
+    needless = (
+        {"--output": output, "--runtime": runtime} if plan is None else {"--processes": processes, "--html": html}
+    )
+    for option, value in needless.items():
+        if value is not None:
+            raise InputError("needs a PLAN" if plan is None else "does not go with a PLAN", field=option)
+    if plan is None and processes is None:
+        raise InputError("is needed without a PLAN", field="--processes", valid="2 or more")
+    if plan is not None and mbit is None and latency is not None:
         raise InputError("goes with --mbit: the plan's cluster has its own", field="--latency")
-    link = None if mbit is None else (mbit, (_LATENCY if latency is None else latency) / 1e3)
-    _with_plan(plan, link, output, runtime, json_=json_)
+    milliseconds = _LATENCY if latency is None else latency
+    if processes is not None:
+        _without_plan(processes, mbit, milliseconds, html, json_=json_)
+    elif plan is not None:
+        _with_plan(plan, None if mbit is None else (mbit, milliseconds / 1e3), output, runtime, json_=json_)
 
 
 def _without_plan(processes: int, mbit: float | None, latency: float, html: str | None, *, json_: bool) -> None:

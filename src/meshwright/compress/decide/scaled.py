@@ -16,7 +16,7 @@ from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.layout import Choice, Piece, grouped
 
 MOST = 1 << 22  # numbers that are rehearsed at once: 16 MiB
-_MEMBERS = 16  # with more processes fewer numbers: each has a message from everyone
+_MEMBERS = 16  # with more processes fewer numbers where each has a whole message from everyone
 _LEAST = 1 << 16
 _SMALL = 1 << 12  # numbers: as they are, so that vectors stay vectors
 
@@ -38,7 +38,7 @@ class Scaled:
     width: float = 4.0
 
     def __call__(self, way: Way, shapes: Shapes) -> list[Strand]:
-        fewer = small(shapes, limit(self.rehearsal.members))
+        fewer = small(shapes, limit(way.choice, self.rehearsal.members))
         work = _numbers(shapes) / _numbers(fewer)
         sent = sqrt(work) if way.choice.codec is not None and way.choice.codec.rounds > 1 else work
         strands = self.rehearsal.strands(way.choice, fewer)
@@ -49,12 +49,15 @@ class Scaled:
         return replace(leg, work=leg.work * work, sent=round(leg.sent * scale))
 
 
-def limit(members: int) -> int:
+def limit(choice: Choice, members: int) -> int:
     """Numbers that are rehearsed at most.
 
-    >>> limit(4) == MOST, limit(64) == MOST // 4
-    (True, True)
+    >>> from meshwright.compress import codec
+    >>> [limit(Choice(codec("int8"), topology), 64) for topology in ("scatter", "gather")] == [MOST, MOST // 4]
+    True
     """
+    if choice.codec is None or choice.codec.rounds > 1 or choice.topology != "gather":
+        return MOST
     return max(MOST * _MEMBERS // max(members, _MEMBERS), _LEAST)
 
 
