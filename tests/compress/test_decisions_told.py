@@ -60,7 +60,7 @@ def test_only_one_way_is_told_by_bucket_and_as_rules() -> None:
         assert re.fullmatch(r" *0 +2 +60,200 +int8 scatter +2 +(59|6\d)\.\d KiB", first)
         assert re.fullmatch(r" *1 +1 +4,096 +int8 scatter +1 +4\.\d KiB", second)
         assert re.match(r"step \d+: int8 scatter 100% of the numbers; [\d.e-]+ s a step expected, ", rest[1])
-        options = {"topology": "scatter", "piece": 1 << 15}
+        options = {"topology": "scatter"}
         assert found["rules"] == tuple(
             Compression(layers=name, algorithm="int8", options=options) for name in ("block.0.mlp", "head")
         )

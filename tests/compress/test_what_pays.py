@@ -23,6 +23,7 @@ from meshwright.cost.collectives import reduce_seconds
 from meshwright.cost.estimate import estimate
 from meshwright.cost.update import gradient_seconds
 from meshwright.errors import InputError
+from meshwright.run.refusals import refuse
 
 Shapes = tuple[tuple[int, ...], ...]
 NAMES = ("fp16", "int8", "int4", "onebit")
@@ -103,8 +104,19 @@ def test_large_gradients_are_scaled_from_smaller_ones(way: str, near: float) -> 
     whole = sum(leg.sent for strand in rehearsal.strands(used.choice, shapes) for leg in strand)
     scaled = sum(leg.sent for strand in Scaled(rehearsal)(used, shapes) for leg in strand)
     assert scaled == pytest.approx(whole, rel=near + 1e-5)
-    rehearsed = max(sum(map(prod, key[1])) for key in rehearsal._known if key[1] != shapes)
+    rehearsed = max(prod(key[2]) for key in rehearsal._known if key[2] not in shapes)
     assert rehearsed < 1.01 * MOST
+
+
+def test_small_matrices_and_vectors_are_rehearsed_together() -> None:
+    """Vectors travel with the first message of PowerSGD, and have no part in the second."""
+    used = next(one for one in usual() if one.name == "powersgd rank=8")
+    rehearsal = Rehearsal(3)
+    matrix, vector, both = (
+        rehearsal.strands(used.choice, shapes)[0] for shapes in ([(90, 90)], [(90,)], [(90, 90), (90,)])
+    )
+    assert len(both) == len(matrix) > len(vector)
+    assert sum(leg.sent for leg in both) == sum(leg.sent for leg in (*matrix, *vector))
 
 
 def job(cluster: str = "4xcpu", model: str = "tiny-llama") -> mw.Job:
@@ -160,6 +172,7 @@ def test_a_slow_link_compresses_a_plan_and_a_fast_one_does_not() -> None:
     assert slow.speed_up > 3
     assert slow.speed_up == slow.plain / (slow.seconds * slow.steps)
     named = mw.Plan.of({**plan.to_table(), "compression": slow.to_table()["compression"]})
+    refuse(named)  # raises what could not be run
     covered = {layer for rule in named.compression for layer in layers(work, rule.layers)}
     chosen = {name for row in slow.rows if row.way and row.way.choice.codec for name in row.layers}
     assert covered == chosen
@@ -178,7 +191,12 @@ def layers(work: mw.Job, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("short_plan", "why"), [({"tp": 4}, "one replica"), ({"zero": 3}, "ZeRO-3"), ({"zero": 2}, "ZeRO-2")]
+    ("short_plan", "why"),
+    [
+        ({"tp": 4}, "one replica"),
+        ({"zero": 3, "micro_batches": 4}, "ZeRO-3"),
+        ({"zero": 2, "micro_batches": 2}, "ZeRO-2"),
+    ],
 )
 def test_what_is_not_summed_once_a_step_says_why(short_plan: dict[str, int], why: str) -> None:
     work = job()
@@ -188,10 +206,31 @@ def test_what_is_not_summed_once_a_step_says_why(short_plan: dict[str, int], why
     assert sum(len(row.layers) for row in found.rows) == sum(1 for layer in work.model.layers if layer.parameters)
 
 
+@pytest.mark.parametrize("short_plan", [{"zero": 1}, {"zero": 3, "micro_batches": 1}])
+def test_shards_go_to_their_owners_once(short_plan: dict[str, int]) -> None:
+    """Half the bytes of a sum, and no codec that needs whole gradients."""
+    work = job()
+    plan = mw.Plan.of(short_plan, work)
+    found = planned(work, plan, usual(), "meshwright", (20.0, 1e-4), lambda *_: None)
+    assert {rule.options.get("topology") for rule in found.compression} == {"scatter"}
+    refuse(mw.Plan.of({**plan.to_table(), "compression": found.to_table()["compression"]}))
+    fast = planned(work, plan, usual(), "meshwright", (1e7, 0.0), lambda *_: None)
+    whole = planned(work, mw.Plan.of({"zero": 0}, work), usual(), "meshwright", (1e7, 0.0), lambda *_: None)
+    for one, other in zip(fast.rows, whole.rows, strict=True):
+        assert (one.layers, one.sent) == (other.layers, pytest.approx(other.sent / 2, abs=1))
+
+
+def test_what_a_run_refuses_is_not_chosen() -> None:
+    work = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("4xh100"), 64, precision="fp16")
+    found = planned(work, mw.Plan.of({"zero": 0}, work), usual(), "meshwright", (1.0, 1e-3), lambda *_: None)
+    assert found.compression == ()
+    assert all("fp16" in row.why for row in found.rows)
+
+
 def test_rules_name_what_differs_from_the_usual() -> None:
     way = next(way for way in usual() if way.name == "powersgd rank=8")
     (rule,) = rules({"embed": way})
-    assert (rule.algorithm, rule.options) == ("powersgd", {"rank": 8, "piece": 1 << 20})
+    assert (rule.algorithm, rule.options) == ("powersgd", {"rank": 8})
 
 
 def test_bytes_of_a_benchmark() -> None:

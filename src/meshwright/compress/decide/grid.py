@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.compress.decide.choose import Costs, Decision, decide, priced
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way, usual
 from meshwright.compress.decide.rehearse import Rehearsal
-from meshwright.compress.decide.scaled import Scaled, pieces
+from meshwright.compress.decide.scaled import Scaled, pieces, rehearsable, topology
 from meshwright.compress.threads import one_thread
 
 SIZES = tuple(4 << power for power in range(10, 25, 2))  # bytes of float32: 4 KiB to 64 MiB
@@ -60,25 +60,13 @@ class Cell:
 def short(way: Way) -> str:
     """A way in a word or two.
 
-    >>> [short(way) for way in usual()][::-5]
-    ['powersgd 4', 'int4', 'int8', 'none']
+    >>> sorted({short(way) for way in usual()})[:4]
+    ['fp16', 'int4', 'int8', 'none']
     """
     kind = way.choice.codec
     if kind is None:
         return "none"
     return f"{kind.name} {kind.options['rank']}" if "rank" in kind.options else str(kind.name)
-
-
-def topology(way: Way) -> str:
-    """How messages travel.
-
-    >>> sorted({topology(way) for way in usual()})
-    ['all-reduce', 'gather', 'ring', 'scatter', 'two rounds']
-    """
-    kind = way.choice.codec
-    if kind is None:
-        return "all-reduce"
-    return "two rounds" if kind.rounds > 1 else way.choice.topology
 
 
 def link_of(processes: int, mbit: float, latency: float) -> Link:
@@ -104,6 +92,7 @@ class Grid:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
+        self.ways = rehearsable(self.ways, self.processes)
         self._costs: Costs = self.costs or Scaled(Rehearsal(self.processes, times=TIMES))
 
     def row(self, size: int, mbits: Sequence[float]) -> list[Cell]:

@@ -1,8 +1,8 @@
 """Which layers of a plan would send compressed gradients: those whose sums over replicas do not hide and are worth it.
 
 Numbers, replicas, links and the time of the backward pass are the cost model's. Layers of one sort go one way, and differ
-from other sorts only where that is worth it, so that plans stay short. ZeRO-1, which scatters gradients and gathers
-parameters, is treated as a sum; what several pipelines of a plan sum between each other is left alone.
+from other sorts only where that is worth it, so that plans stay short. What a run would refuse is not chosen, and
+what several pipelines of a plan sum between each other is left alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from msgspec import to_builtins
 
 from meshwright.compress.decide.choose import PAYS, WIDE, Costs, Decision, priced
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way
-from meshwright.compress.decide.grid import TIMES, Tell, link_of, sent_by, short, topology
+from meshwright.compress.decide.grid import TIMES, Tell, link_of, sent_by, short
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.decide.rules import rules
-from meshwright.compress.decide.scaled import Scaled
+from meshwright.compress.decide.scaled import Scaled, rehearsable, topology
 from meshwright.compress.decide.summed import Summed, gradients
 from meshwright.compress.threads import one_thread
 from meshwright.cost.collectives import exchange_seconds, reduce_parts
@@ -120,12 +120,12 @@ def _decided(
     if not kept:
         return rows, None
     first = kept[0]
-    costs = Scaled(rehearsal, first.width)
+    costs = Scaled(rehearsal, first.width, first.sharded)
     units = tuple(Unit(place, one.shapes) for place, one in enumerate(kept))
     used = link_of(first.replicas, *link) if link else _link(first)
     cores = float(len(os.sched_getaffinity(0)))
     facts = Facts(tuple(one.ready for one in kept), units, first.replicas, used, cores)
-    tied = _Tied(facts, ways, costs, [one.sort for one in kept])
+    tied = _Tied(facts, _possible(first, ways), costs, [one.sort for one in kept])
     best, plain = tied.best(), tied.plain
     for sort in dict.fromkeys(one.sort for one in kept):
         alike = [one for one in kept if one.sort == sort]
@@ -134,6 +134,12 @@ def _decided(
         sent = sent_by(costs, replace(best, ways=(way,)), one)
         rows.append(_row(alike, way, sent, tied.why(best, sort, way)))
     return rows, (best, plain)
+
+
+def _possible(of: Summed, ways: Sequence[Way]) -> tuple[Way, ...]:
+    """Shards are summed at their owners: not by codecs that need whole gradients."""
+    fit = rehearsable(ways, of.replicas)
+    return tuple(way for way in fit if not of.sharded or topology(way) in ("all-reduce", "scatter"))
 
 
 def _row(alike: Sequence[Summed], way: Way | None, sent: int, why: str) -> Row:

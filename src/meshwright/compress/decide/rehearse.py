@@ -138,8 +138,10 @@ def _quickest(same: Sequence[Strand]) -> Strand:
 
 
 def _summed(several: Sequence[Strand]) -> Strand:
-    """Gradients that travel in the same messages."""
-    return tuple(
-        replace(legs[0], work=sum(leg.work for leg in legs), sent=sum(leg.sent for leg in legs))
-        for legs in zip(*several, strict=True)
-    )
+    """Gradients that travel in the same messages; vectors have no part in the second one."""
+    longest = max(several, key=len)
+    found = []
+    for place, leg in enumerate(longest):
+        legs = [strand[place] for strand in several if place < len(strand)]
+        found.append(replace(leg, work=sum(one.work for one in legs), sent=sum(one.sent for one in legs)))
+    return tuple(found)

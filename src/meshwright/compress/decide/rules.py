@@ -1,4 +1,4 @@
-"""A decision as a plan writes it: layers, an algorithm, and its options."""
+"""A decision as a plan writes it: layers, an algorithm, and its options (pieces are the runtime's own business)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compress
     >>> from meshwright.compress.sync.layout import Choice
     >>> int8, plain = Way(Choice(codec("int8"), "scatter")), Way(Choice())
     >>> rules({"a.weight": int8, "b.weight": plain})
-    (Compression(layers='a.weight', algorithm='int8', options={'topology': 'scatter', 'piece': 1048576}),)
+    (Compression(layers='a.weight', algorithm='int8', options={'topology': 'scatter'}),)
     >>> ways = {"block.0.attention": int8, "block.0.mlp": int8, "block.1.attention": int8, "head": plain}
     >>> [rule.layers for rule in rules(ways, Model.preset("tiny-llama"))]
     ['block.0..block.1.attention']
@@ -39,5 +39,4 @@ def _rule(layers: str, way: Way) -> Compression:
     options: dict[str, float | str] = {name: value for name, value in kind.options.items() if value != usual.get(name)}
     if kind.rounds == 1:
         options["topology"] = way.choice.topology
-    options["piece"] = way.choice.piece
     return Compression(layers=layers, algorithm=kind.name, options=options)

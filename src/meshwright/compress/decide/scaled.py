@@ -15,9 +15,8 @@ from meshwright.compress.decide.pipeline import Leg, Strand
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.layout import Choice, Piece, grouped
 
-MOST = 1 << 22  # numbers that are rehearsed at once: 16 MiB
-_MEMBERS = 16  # with more processes fewer numbers where each has a whole message from everyone
-_LEAST = 1 << 16
+MOST = 1 << 22  # numbers of a unit: 16 MiB
+_MEMBERS = 64  # with more processes nothing is gathered
 _SMALL = 1 << 12  # numbers: as they are, so that vectors stay vectors
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -25,7 +24,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Scaled:
-    """What `decide` asks for; `width` is the bytes of a number in plain sums.
+    """What `decide` asks for; `width` is the bytes of a number in plain sums, `shards`: sums stay with their owners.
 
     >>> from meshwright.compress.decide.facts import usual
     >>> plain = usual()[0]
@@ -36,29 +35,45 @@ class Scaled:
 
     rehearsal: Rehearsal
     width: float = 4.0
+    shards: bool = False
 
     def __call__(self, way: Way, shapes: Shapes) -> list[Strand]:
-        fewer = small(shapes, limit(way.choice, self.rehearsal.members))
+        fewer = small(shapes, MOST)
         work = _numbers(shapes) / _numbers(fewer)
         sent = sqrt(work) if way.choice.codec is not None and way.choice.codec.rounds > 1 else work
         strands = self.rehearsal.strands(way.choice, fewer)
-        return [tuple(self._leg(leg, work, sent) for leg in strand) for strand in strands]
+        return [tuple(self._leg(leg, work, sent) for leg in self._way(strand)) for strand in strands]
+
+    def _way(self, strand: Strand) -> Strand:
+        """Shards go to their owners, and nobody sends them back."""
+        return (strand[0], Leg(strand[1].work)) if self.shards else strand
 
     def _leg(self, leg: Leg, work: float, sent: float) -> Leg:
-        scale = sent * self.width / 4 if leg.plain else sent
+        scale = sent * self.width / (8 if self.shards else 4) if leg.plain else sent
         return replace(leg, work=leg.work * work, sent=round(leg.sent * scale))
 
 
-def limit(choice: Choice, members: int) -> int:
-    """Numbers that are rehearsed at most.
+def rehearsable(ways: Sequence[Way], members: int) -> tuple[Way, ...]:
+    """Ways without those in which a process holds a message of everyone, where these would fill gigabytes.
 
-    >>> from meshwright.compress import codec
-    >>> [limit(Choice(codec("int8"), topology), 64) for topology in ("scatter", "gather")] == [MOST, MOST // 4]
-    True
+    >>> from meshwright.compress.decide.facts import usual
+    >>> len(usual()) - len(rehearsable(usual(), 65)), len(usual()) - len(rehearsable(usual(), 64))
+    (3, 0)
     """
-    if choice.codec is None or choice.codec.rounds > 1 or choice.topology != "gather":
-        return MOST
-    return max(MOST * _MEMBERS // max(members, _MEMBERS), _LEAST)
+    return tuple(way for way in ways if members <= _MEMBERS or topology(way) != "gather")
+
+
+def topology(way: Way) -> str:
+    """How messages travel.
+
+    >>> from meshwright.compress.decide.facts import usual
+    >>> sorted({topology(way) for way in usual()})
+    ['all-reduce', 'gather', 'ring', 'scatter', 'two rounds']
+    """
+    kind = way.choice.codec
+    if kind is None:
+        return "all-reduce"
+    return "two rounds" if kind.rounds > 1 else way.choice.topology
 
 
 def small(shapes: Shapes, numbers: int) -> Shapes:

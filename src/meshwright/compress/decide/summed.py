@@ -30,7 +30,8 @@ class Summed:
     replicas: int
     ready: float  # seconds after the last backward pass began
     width: float  # bytes of a number that travels
-    alone: str  # why nothing is summed once a step; empty: it is
+    sharded: bool  # summed at the owners of its shards
+    alone: str  # why it cannot be compressed; empty: it can
     fabric: Fabric = field(repr=False)
     joined: Counts = field(repr=False)  # how many of the replicas each tier of links joins
 
@@ -50,7 +51,7 @@ def gradients(job: Job, plan: Plan, framework: str = "meshwright") -> list[list[
         for group in range(len(pipeline.stages) // pipeline.schedule.virtual):
             pools: dict[tuple[object, ...], list[Summed]] = {}
             for one in _of_group(estimated, index, pipeline, group):
-                pools.setdefault((one.replicas, one.joined, one.width), []).append(one)
+                pools.setdefault((one.replicas, one.joined, one.width, one.sharded), []).append(one)
             found += pools.values()
     return found
 
@@ -73,20 +74,32 @@ def _of_group(estimated: Estimate, index: int, pipeline: Pipeline, group: int) -
             for part, held in zip(("dense", "experts"), parameter_groups([layer], ways), strict=True):
                 if held.trained:
                     ready = now if used.overlap_gradients else whole
-                    yield _summed(layer, part, held, span, ways.cut, site, ready)
+                    yield _summed(layer, part, held, (job, pipeline, span), ways.cut, site, ready)
 
 
-def _summed(layer: Layer, part: str, held: Held, span: Span, cut: Slice, site: Site, ready: float) -> Summed:
-    numbers, replicas = int(held.trained), int(held.replicas.count)
-    alone = ""
-    if replicas == 1:
-        alone = "one replica: nothing is summed"
-    elif span.zero >= 2 and int(held.replicas.shards) > 1:
-        alone = f"ZeRO-{span.zero} scatters it with every micro-batch"
+def _summed(
+    layer: Layer, part: str, held: Held, where: tuple[Job, Pipeline, Span], cut: Slice, site: Site, ready: float
+) -> Summed:
+    numbers, replicas, span = int(held.trained), int(held.replicas.count), where[2]
+    sharded = span.zero > 0 and int(held.replicas.shards) > 1
     return Summed(
         layer.name, part, (*sort_of(layer), part, replicas, span.zero), shapes(layer, part, cut, numbers), numbers,
-        replicas, ready, site.gradient_bytes, alone, site.fabric, held.replicas.joined,
+        replicas, ready, site.gradient_bytes, sharded, _alone(*where, replicas, sharded=sharded), site.fabric,
+        held.replicas.joined,
     )  # fmt: skip
+
+
+def _alone(job: Job, pipeline: Pipeline, span: Span, replicas: int, *, sharded: bool) -> str:
+    """What a run would refuse, in words."""
+    if replicas == 1:
+        return "one replica: nothing is summed"
+    if job.precision == "fp16":
+        return "fp16: the loss scale changes between steps"
+    if span.zero > 1 and sharded and pipeline.micro_batches > 1:
+        return f"ZeRO-{span.zero} sums it in every micro-batch"
+    if span.offload.parameters and not sharded:
+        return "its parameters are on the host: PyTorch sums their gradients itself"
+    return ""
 
 
 def shapes(layer: Layer, part: str, cut: Slice, numbers: int) -> tuple[tuple[int, ...], ...]:
