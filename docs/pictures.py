@@ -1,8 +1,12 @@
-"""Draws the pictures of the documentation: `python docs/pictures.py` after a change of `show`."""
+"""Draws the pictures of the documentation: `python docs/pictures.py` after a change of `show`, and
+`python docs/pictures.py compress` for what pays on this machine (needs chromium)."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +26,26 @@ def picture_of(path: Path) -> str:
     return console.export_svg(title=f"meshwright show {path.name}", unique_id="plan")
 
 
-if __name__ == "__main__":
+def what_pays(target: Path) -> None:
+    """The page of `meshwright compress explain`, as far as its grid."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        command = ["compress", "explain", "--processes", "4", "--html", str(page)]
+        subprocess.run([sys.executable, "-m", "meshwright", *command], check=True)
+        flags = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={folder}/profile",
+        )
+        shot = ("--window-size=1200,670", f"--screenshot={target}", page.as_uri())
+        subprocess.run(["chromium", *flags, *shot], check=True, capture_output=True)
+
+
+if __name__ == "__main__" and "compress" in sys.argv[1:]:
+    what_pays(HERE / "images" / "compress.png")
+elif __name__ == "__main__":
     target = HERE / "images" / "plan.svg"
     target.parent.mkdir(exist_ok=True)
     target.write_text(picture_of(HERE.parent / "examples" / "llama3-70b.json"))

@@ -37,6 +37,7 @@ VERBS = {
     "estimate": "meshwright.cli.estimate",
     "export": "meshwright.cli.export",
     "import": "meshwright.cli.import_",
+    "compress": "meshwright.cli.compress",
     "prepare": "meshwright.cli.prepare",
     "schema": "meshwright.cli.schema",
     "completion": "meshwright.cli.completion",
@@ -85,6 +86,7 @@ Start here:
   meshwright estimate plan.json         how long is a step, and where does the time go?
   meshwright export plan.json --to megatron   the plan in another framework's words
   meshwright import run.sh --from megatron --cluster 8x8xh100   what a script you have means
+  meshwright compress explain plan.json   which gradients should travel in fewer bytes?
   meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
 
 Every verb has --help, and where it prints facts, --json for programs.

@@ -159,6 +159,16 @@ class Pilot:
         """Transfers of a vote, at most."""
         return 2
 
+    @property
+    def now(self) -> list[tuple[Unit, Gradients, Way]]:
+        """What is done with the gradients of the last step, and their bucket."""
+        known = [unit for unit in self._units() if unit in self._ways]
+        return [(unit, self._layout[unit.bucket], self._ways[unit]) for unit in known]
+
+    def sent(self, unit: Unit, way: Way) -> int:
+        """Bytes that each process sends of a unit."""
+        return sum(leg.sent for strand in self._rehearsal.strands(way.choice, unit.shapes) for leg in strand)
+
     def _units(self) -> tuple[Unit, ...]:
         return units([gradients.shapes for gradients in self._layout])
 

@@ -20,7 +20,6 @@ from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
 
 SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
-_TIMES = 2  # that each is run: the first builds what is to be built
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class Rehearsal:
 
     members: int
     feedback: bool = True
+    times: int = 2  # that each is run, of which the quickest counts: the first builds what is to be built
     _known: dict[Any, Strand] = field(default_factory=dict)
 
     def strands(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
@@ -101,12 +101,14 @@ class Rehearsal:
         key = (choice.codec, choice.topology, shape)
         if key not in self._known:
             whole = replace(choice, piece=max(choice.piece, torch.Size(shape).numel()))
-            runs = rehearsed(whole, [shape], self.members, feedback=self.feedback)
+            runs = rehearsed(whole, [shape], self.members, self.times, feedback=self.feedback)
             self._known[key] = _quickest([strands[0] for strands in runs])
         return self._known[key]
 
 
-def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *, feedback: bool) -> list[list[Strand]]:
+def rehearsed(
+    choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, times: int, *, feedback: bool
+) -> list[list[Strand]]:
     """Strands of adjacent gradients, run some times."""
     wire: Any = Mirror(members)
     alone: Any = Mirror(1)
@@ -116,7 +118,7 @@ def rehearsed(choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, *
     memory: dict[str, Any] = {"residual": residual, "momentum": None, "warm": Memory()}
     made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), **memory, device=torch.device("cpu"))
     with torch.no_grad():
-        return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(_TIMES)]
+        return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(times)]
 
 
 def _legs(strand: Any) -> Strand:
@@ -136,8 +138,10 @@ def _quickest(same: Sequence[Strand]) -> Strand:
 
 
 def _summed(several: Sequence[Strand]) -> Strand:
-    """Gradients that travel in the same messages."""
-    return tuple(
-        replace(legs[0], work=sum(leg.work for leg in legs), sent=sum(leg.sent for leg in legs))
-        for legs in zip(*several, strict=True)
-    )
+    """Gradients that travel in the same messages; vectors have no part in the second one."""
+    longest = max(several, key=len)
+    found = []
+    for place, leg in enumerate(longest):
+        legs = [strand[place] for strand in several if place < len(strand)]
+        found.append(replace(leg, work=sum(one.work for one in legs), sent=sum(one.sent for one in legs)))
+    return tuple(found)

@@ -171,6 +171,19 @@ class Synchroniser:
             pilot.voting(future)
         return future
 
+    def explain(self) -> str:
+        """The decisions of `Auto` as a table: what is done with every bucket, what was expected and seen, what changed."""
+        from meshwright.compress.decide.table import explained
+
+        return explained(self.pilot)
+
+    def rules(self, names: Mapping[Any, str], model: Any = None) -> tuple[Any, ...]:
+        """The decisions of `Auto` as a plan's `compression`; names of layers by the keys of gradients, which are
+        `id(parameter)` under DDP. With a `meshwright.Model`, layers that go one way are one rule."""
+        from meshwright.compress.decide.table import rules_of
+
+        return rules_of(self.pilot, names, model)
+
     def residual(self, key: Any) -> Tensor | None:
         """What this process has not said yet of a parameter's gradient."""
         return self._residuals.kept.get(key)

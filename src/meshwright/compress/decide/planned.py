@@ -1,0 +1,212 @@
+"""Which layers of a plan would send compressed gradients: those whose sums over replicas do not hide and are worth it.
+
+Numbers, replicas, links and the time of the backward pass are the cost model's. Layers of one sort go one way, and differ
+from other sorts only where that is worth it, so that plans stay short. What a run would refuse is not chosen, and
+what several pipelines of a plan sum between each other is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import to_builtins
+
+from meshwright.compress.decide.choose import PAYS, WIDE, Costs, Decision, priced
+from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way
+from meshwright.compress.decide.grid import TIMES, Tell, link_of, sent_by, short
+from meshwright.compress.decide.rehearse import Rehearsal
+from meshwright.compress.decide.rules import rules
+from meshwright.compress.decide.scaled import Scaled, rehearsable, topology
+from meshwright.compress.decide.summed import Summed, gradients
+from meshwright.compress.threads import one_thread
+from meshwright.cost.collectives import exchange_seconds, reduce_parts
+from meshwright.plan import Compression, Job, Plan
+
+_HIDDEN = 0.02  # part of a step: less than this need not be shortened
+_WORTH = 0.02  # part of a step that must be saved where one sort of layers goes another way: plans stay short
+
+
+@dataclass(frozen=True)
+class Row:
+    """Layers of one sort on one device, and what is done with their gradients."""
+
+    layers: tuple[str, ...]
+    part: str  # of their parameters: dense, experts
+    numbers: int  # of one layer
+    replicas: int
+    way: Way | None  # none: they are not summed once a step
+    sent: int  # bytes that each process sends for one layer
+    why: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The decision for a plan."""
+
+    rows: tuple[Row, ...]
+    seconds: float  # of the last backward pass and the sums, where they take longest
+    plain: float  # the same without compression
+    steps: float
+    compression: tuple[Compression, ...]
+    link: str  # in words
+
+    @property
+    def speed_up(self) -> float:
+        """Of training to the same loss, as far as it is the last backward pass and the sums."""
+        return self.plain / (self.seconds * self.steps) if self.seconds else 1.0
+
+    def to_table(self) -> dict[str, Any]:
+        return {
+            "link": self.link,
+            "rows": [_facts(row) for row in self.rows],
+            "seconds": self.seconds,
+            "plain_seconds": self.plain,
+            "steps": self.steps,
+            "speed_up": self.speed_up,
+            "compression": [to_builtins(rule) for rule in self.compression],
+        }
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    return {
+        "layers": list(row.layers),
+        "part": row.part,
+        "numbers": row.numbers,
+        "replicas": row.replicas,
+        "way": short(row.way) if row.way else "none",
+        "topology": topology(row.way) if row.way else "",
+        "sent_bytes": row.sent,
+        "why": row.why,
+    }
+
+
+def planned(
+    job: Job, plan: Plan, ways: Sequence[Way], runtime: str, link: tuple[float, float] | None, tell: Tell
+) -> Planned:
+    """What pays for a plan; `link` is Mbit/s and seconds of latency where they are not the cluster's."""
+    pools = gradients(job, plan, runtime)
+    rows: list[Row] = []
+    chosen: dict[str, tuple[int, Way]] = {}
+    worst: tuple[Decision, Decision] | None = None
+    rehearsals: dict[int, Rehearsal] = {}
+    with one_thread():
+        for done, pool in enumerate(pools):
+            tell(f"timing ways for {pool[0].replicas} replicas", done, len(pools))
+            rehearsal = rehearsals.setdefault(pool[0].replicas, Rehearsal(pool[0].replicas, times=TIMES))
+            pool_rows, pair = _decided(pool, ways, link, rehearsal)
+            rows += pool_rows
+            for row in pool_rows:
+                for name in row.layers:
+                    if row.way and row.numbers > chosen.get(name, (0, row.way))[0]:
+                        chosen[name] = (row.numbers, row.way)
+            if pair and (worst is None or pair[1].price > worst[1].price):
+                worst = pair
+    best, plain = worst or (None, None)
+    compression = rules({name: way for name, (_, way) in chosen.items()}, job.model)
+    seconds, steps = (best.times.step, best.steps) if best else (0.0, 1.0)
+    said = f"{link[0]:g} Mbit/s and {link[1] * 1e3:g} ms" if link else "the cluster's links"
+    return Planned(_joined(rows), seconds, plain.times.step if plain else 0.0, steps, compression, said)
+
+
+def _decided(
+    pool: Sequence[Summed], ways: Sequence[Way], link: tuple[float, float] | None, rehearsal: Rehearsal
+) -> tuple[list[Row], tuple[Decision, Decision] | None]:
+    """Rows of gradients that share their replicas; what is expected with and without compression."""
+    kept = [one for one in pool if not one.alone]
+    rows = [_row([one], None, 0, one.alone) for one in pool if one.alone]
+    if not kept:
+        return rows, None
+    first = kept[0]
+    costs = Scaled(rehearsal, first.width, first.sharded)
+    units = tuple(Unit(place, one.shapes) for place, one in enumerate(kept))
+    used = link_of(first.replicas, *link) if link else _link(first)
+    cores = float(len(os.sched_getaffinity(0)))
+    facts = Facts(tuple(one.ready for one in kept), units, first.replicas, used, cores)
+    tied = _Tied(facts, _possible(first, ways), costs, [one.sort for one in kept])
+    best, plain = tied.best(), tied.plain
+    for sort in dict.fromkeys(one.sort for one in kept):
+        alike = [one for one in kept if one.sort == sort]
+        way = best.ways[kept.index(alike[0])]
+        one = replace(facts, ready=facts.ready[:1], units=(Unit(0, alike[0].shapes),))
+        sent = sent_by(costs, replace(best, ways=(way,)), one)
+        rows.append(_row(alike, way, sent, tied.why(best, sort, way)))
+    return rows, (best, plain)
+
+
+def _possible(of: Summed, ways: Sequence[Way]) -> tuple[Way, ...]:
+    """Shards are summed at their owners: not by codecs that need whole gradients."""
+    fit = rehearsable(ways, of.replicas)
+    return tuple(way for way in fit if not of.sharded or topology(way) in ("all-reduce", "scatter"))
+
+
+def _row(alike: Sequence[Summed], way: Way | None, sent: int, why: str) -> Row:
+    one = alike[0]
+    return Row(tuple(other.layer for other in alike), one.part, one.numbers, one.replicas, way, sent, why)
+
+
+def _link(of: Summed) -> Link:
+    """The cluster's, between these replicas: everyone to everyone, and its all-reduce."""
+    n, fabric = of.replicas, of.fabric
+    round_ = [float(exchange_seconds(fabric, moved, n, of.joined)) for moved in (0.0, 1e9)]
+    per_byte, once = (float(part) for part in reduce_parts(fabric, n, of.joined))
+    away = (n - 1) / n  # of what a process has for everyone, itself included
+    return Link(Cost((round_[1] - round_[0]) / 1e9 / away, round_[0]), Cost(per_byte / (2 * away), once))
+
+
+class _Tied:
+    """The best ways where gradients of one sort go one way."""
+
+    def __init__(self, facts: Facts, ways: Sequence[Way], costs: Costs, sorts: Sequence[object]) -> None:
+        self._facts, self._ways, self._costs, self._sorts = facts, list(ways), costs, list(sorts)
+        self._exact = next(way for way in ways if way.choice.codec is None)
+        self.plain = self._priced(dict.fromkeys(self._sorts, self._exact))
+        uniform = [(self._priced(dict.fromkeys(self._sorts, way)), way) for way in self._ways]
+        uniform.sort(key=lambda pair: pair[0].price)
+        self._start = uniform[0]
+        self._narrow = list(dict.fromkeys([*(way for _, way in uniform[:WIDE]), self._exact]))
+
+    def best(self) -> Decision:
+        """One sort after the other is changed as long as that helps."""
+        best, way = self._start
+        chosen: dict[object, Way] = dict.fromkeys(self._sorts, way)
+        changed = True
+        while changed:
+            changed = False
+            for sort in chosen:
+                for other in self._narrow:
+                    tried = self._priced({**chosen, sort: other})
+                    if tried.price < best.price * (1 - _WORTH):
+                        best, chosen, changed = tried, {**chosen, sort: other}, True
+        return best if best.price < self.plain.price * (1 - PAYS) else self.plain
+
+    def why(self, best: Decision, sort: object, way: Way) -> str:
+        """For a way: what it saves of the step; for plain sums: what the next best would."""
+        now = dict(zip(self._sorts, best.ways, strict=True))
+        if way.choice.codec is not None:
+            saved = 1 - best.price / self._priced({**now, sort: self._exact}).price
+            return f"saves {saved:.0%} of the step" if saved >= _WORTH else "goes with the others"
+        late = self.plain.times.step - self.plain.times.computing
+        if late < _HIDDEN * self.plain.times.step:
+            return "hides under the backward pass"
+        others = [other for other in self._narrow if other.choice.codec is not None]
+        tried, other = min(((self._priced({**now, sort: other}), other) for other in others), key=lambda p: p[0].price)
+        gain = 1 - tried.price / best.price
+        if gain < -_WORTH:
+            return f"{short(other)} would take {-gain:.0%} longer"
+        return f"{short(other)} would save {max(gain, 0.0):.0%} only"
+
+    def _priced(self, chosen: Mapping[Any, Way]) -> Decision:
+        return priced(self._facts, [chosen[sort] for sort in self._sorts], self._costs)
+
+
+def _joined(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows of equal gradients and ways as one: stages of a pipeline often are alike."""
+    found: dict[Row, Row] = {}
+    for row in rows:
+        key = replace(row, layers=(), why="")
+        known = found.setdefault(key, replace(row, layers=()))
+        found[key] = replace(known, layers=(*known.layers, *row.layers))
+    return tuple(found.values())
