@@ -16,7 +16,16 @@ _LATENCY = 0.1  # ms of a message, where nothing else is said
 _NARROW = 120  # characters of a terminal: with fewer, every other bandwidth is shown
 
 
-@click.group("compress")
+EPILOG = """
+\b
+Examples:
+  meshwright compress bench                              how fast every codec is on this device
+  meshwright compress explain --processes 4 --mbit 200   what pays on such a link, by size of a gradient
+  meshwright compress explain plan.json -o new.json      which layers of a plan; the plan with what was decided
+"""
+
+
+@click.group("compress", epilog=EPILOG)
 def command() -> None:
     """Gradients in fewer bytes: how fast codecs are here, and where they pay."""
 
