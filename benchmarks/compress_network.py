@@ -150,6 +150,8 @@ def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
     else:
         choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
     state = Synchroniser(choice, Options(), traffic=Traffic(pace=pace))
+    if state.pilot:
+        state.pilot.prepare([tuple(one.shape) for one in ddp.parameters()])
     ddp.register_comm_hook(state, hook)
     return state
 

@@ -56,7 +56,7 @@ def usual() -> tuple[Way, ...]:
         made = codec(name)
         ways += [Way(Choice(made, "scatter", piece), steps) for piece in (1 << 18, 1 << 20)]
         ways += [Way(Choice(made, topology), steps) for topology in ("gather", "ring")]
-    ways += [Way(Choice(codec("powersgd", rank=rank)), steps) for rank, steps in ((32, 1.1), (16, 1.2), (8, 1.3))]
+    ways += [Way(Choice(codec("powersgd", rank=rank)), steps) for rank, steps in ((32, 1.1), (16, 1.18), (8, 1.35))]
     return tuple(ways)
 
 
@@ -72,7 +72,7 @@ class Auto:
 
     ways: tuple[Way, ...] = field(default_factory=usual)
     guard: float | None = None  # most relative error of the aggregated gradient, |sent - exact| / |exact|
-    every: int = 10  # steps between looks at what has changed
+    every: int = 20  # steps between looks at what has changed
 
     def __post_init__(self) -> None:
         if not self.ways:

@@ -35,9 +35,9 @@ from meshwright.compress.sync.wire import Wire
 
 _FIRST = 2  # the step of the first vote: DDP cuts its buckets anew after one
 _OFF = 0.25  # part by which a step may differ from what was expected before the link is looked at
-_PROBING = 0.02  # part of the time that probes may take
+_PROBING = 0.01  # part of the time that probes may take
 _BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
-_APART = 1.0  # seconds between votes, where steps are shorter
+_APART = 2.0  # seconds between votes, where steps are shorter
 _REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
 
@@ -81,6 +81,13 @@ class Pilot:
         self._vote: Tensor | None = None
         self._pending: Future[Any] | None = None
         self._totals: dict[int, Total] = {}
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Rehearse what gradients of these shapes may need, before there are any."""
+        if self._wire.place == 0:
+            for way in self.auto.ways:
+                for shape in sorted(set(shapes)):
+                    self._costs(way, (shape,))
 
     def choices(self, place: int, gradients: Gradients, stamp: Stamp) -> list[Choice]:
         """For every gradient of a bucket."""

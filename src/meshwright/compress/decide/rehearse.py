@@ -56,6 +56,9 @@ class Mirror:
         copies = [(box, alike[box.whole.numel()]) for _, box in receives if box.whole.numel() in alike]
         return _Posted(sum(envelope.whole.numel() for _, envelope in sends), False, last, tuple(copies))
 
+    def exchange(self, stamp: Stamp, sends: Any, receives: Any, *, last: bool = False) -> _Posted:
+        return _Posted(sum(numbers.numel() * numbers.element_size() for _, numbers in sends), False, last)
+
     def reduce(self, stamp: Stamp, numbers: torch.Tensor) -> _Posted:
         size = 2 * (self.size - 1) * numbers.numel() * numbers.element_size() // self.size
         return _Posted(size, True, True)
@@ -82,7 +85,8 @@ class Rehearsal:
         if choice.codec is not None and choice.codec.rounds > 1:
             large = [shape for shape, count in zip(shapes, counts, strict=True) if count >= SMALL] or list(shapes)
             return [_summed([self._timed(choice, shape) for shape in large])]
-        numbers, parts = sum(counts), -(-sum(counts) // choice.piece)
+        numbers = sum(counts)
+        parts = 1 if choice.codec is None else -(-numbers // choice.piece)
         return [self._between(choice, numbers // parts)] * parts
 
     def _between(self, choice: Choice, numbers: int) -> Strand:

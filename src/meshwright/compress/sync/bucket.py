@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compress.codec import codec
+from meshwright.compress.sync.exact import Exact
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
 from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
@@ -114,13 +115,17 @@ class Bucket:
         if choice.codec is not None and choice.codec.rounds > 1:
             # Messages are short: they are put together for as many numbers as are computed in the time of one.
             return [(piece, self._low_rank(choice, piece)) for piece in grouped(span, _LOW_RANK * choice.piece)]
+        if choice.codec is None:
+            return [(span, self._topology(choice, span))]
         pieces = cut(span, -(-span.numbers // choice.piece))
         return [(piece, self._topology(choice, piece)) for piece in pieces if piece.numbers]
 
     def _topology(self, choice: Choice, piece: Piece) -> Topology:
         codec, wires = choice.codec, self._wires
         if codec is None:
-            return Plain(wires.all, piece.numbers, self._device)
+            plain: Any = Exact if self._device.type == "cpu" else Plain
+            summing: Topology = plain(wires.all, piece.numbers, self._device)
+            return summing
         make = Summed if sums_as(codec) else _MADE[choice.topology]
         if wires.inner.size > 1:
             return TwoLevels(codec, piece.counts, wires.inner, wires.outer, make, self._device)

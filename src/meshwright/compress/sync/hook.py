@@ -262,5 +262,7 @@ def register(ddp: Any, choice: Any, *, group: Any = None, **options: Any) -> Syn
     >>> dist.destroy_process_group()
     """
     state = Synchroniser(choice, Options(**options), group=group or ddp.process_group)
+    if state.pilot:
+        state.pilot.prepare([tuple(one.shape) for one in ddp.parameters() if one.requires_grad])
     ddp.register_comm_hook(state, hook)
     return state

@@ -25,11 +25,13 @@ class Plain:
     def __init__(self, wire: Wire, count: int, device: torch.device) -> None:
         self.wire = wire
         self._host = torch.empty(count, pin_memory=True) if device.type == "cuda" else None
+        self.clean = False  # nothing is left in the residual, nor will be: it was said, and sums are exact
 
     def run(self, run: Run) -> Iterator[Transfer]:
-        if run.residual is not None:
+        if run.residual is not None and not self.clean:
             run.numbers.add_(run.residual)
             run.residual.zero_()
+        self.clean = True
         if self.wire.size > 1:
             here = run.numbers if self._host is None else self._host.copy_(run.numbers)
             yield self.wire.reduce(run.stamp(0), here)

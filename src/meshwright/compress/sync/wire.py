@@ -19,6 +19,7 @@ from meshwright.compress.sync.failure import Failed, Fault
 from meshwright.compress.sync.message import Envelope, Stamp
 
 Addressed = Sequence[tuple[int, Envelope]]  # by a member's place
+Raw = Sequence[tuple[int, Tensor]]
 TAGS = 1 << 20  # after so many transfers their tags are used again
 
 
@@ -67,6 +68,17 @@ class Wire:
             rank = self.members[place]
             works.append((rank, dist.isend(envelope.whole, group_dst=rank, group=self.group, tag=stamp.tag), None))
         size = sum(envelope.whole.numel() for _, envelope in sends)
+        return Transfer(works, stamp, self.limit, self.traffic, size, last)
+
+    def exchange(self, stamp: Stamp, sends: Raw, receives: Raw, *, last: bool = False) -> Transfer:
+        """The same with numbers as they lie, without an envelope: from and to where they belong. Both sides know how many,
+        and the backend refuses other lengths."""
+        works: list[tuple[int, Any, Envelope | None]] = []
+        for begin, some, direction in ((dist.irecv, receives, "group_src"), (dist.isend, sends, "group_dst")):
+            for place, numbers in some:
+                rank = self.members[place]
+                works.append((rank, begin(numbers, group=self.group, tag=stamp.tag, **{direction: rank}), None))
+        size = sum(numbers.numel() * numbers.element_size() for _, numbers in sends)
         return Transfer(works, stamp, self.limit, self.traffic, size, last)
 
     def reduce(self, stamp: Stamp, numbers: Tensor) -> Transfer:
