@@ -254,7 +254,7 @@ class Pilot:
             allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
         best = decide(facts, self.auto.ways, self._costs, allowed)
         now = [self._ways.get(name) for name in known_as]
-        if any(
+        if not self.history or any(
             way is None or (allowed and way not in allowed[unit]) for unit, way in zip(facts.units, now, strict=True)
         ):
             return best
