@@ -60,13 +60,12 @@ class Wire:
         works: list[tuple[int, Any, Envelope | None]] = []
         for place, envelope in receives:
             rank = self.members[place]
-            work = dist.irecv(envelope.whole, group_src=rank, group=self.group, tag=stamp.tag)
-            works.append((rank, work, envelope))
+            works.append((rank, self._receive(envelope.whole, rank, stamp), envelope))
         for envelope in {id(envelope): envelope for _, envelope in sends}.values():
             envelope.seal(stamp)
         for place, envelope in sends:
             rank = self.members[place]
-            works.append((rank, dist.isend(envelope.whole, group_dst=rank, group=self.group, tag=stamp.tag), None))
+            works.append((rank, self._send(envelope.whole, rank, stamp), None))
         size = sum(envelope.whole.numel() for _, envelope in sends)
         return Transfer(works, stamp, self.limit, self.traffic, size, last)
 
@@ -74,12 +73,24 @@ class Wire:
         """The same with numbers as they lie, without an envelope: from and to where they belong. Both sides know how many,
         and the backend refuses other lengths."""
         works: list[tuple[int, Any, Envelope | None]] = []
-        for begin, some, direction in ((dist.irecv, receives, "group_src"), (dist.isend, sends, "group_dst")):
-            for place, numbers in some:
-                rank = self.members[place]
-                works.append((rank, begin(numbers, group=self.group, tag=stamp.tag, **{direction: rank}), None))
+        for place, numbers in receives:
+            works.append((self.members[place], self._receive(numbers, self.members[place], stamp), None))
+        for place, numbers in sends:
+            works.append((self.members[place], self._send(numbers, self.members[place], stamp), None))
         size = sum(numbers.numel() * numbers.element_size() for _, numbers in sends)
         return Transfer(works, stamp, self.limit, self.traffic, size, last)
+
+    def _receive(self, numbers: Tensor, rank: int, stamp: Stamp) -> Any:
+        try:
+            return dist.irecv(numbers, group_src=rank, group=self.group, tag=stamp.tag)
+        except RuntimeError as error:
+            raise Failed(Fault(rank, "closed its connection", stamp.step, stamp.bucket)) from error
+
+    def _send(self, numbers: Tensor, rank: int, stamp: Stamp) -> Any:
+        try:
+            return dist.isend(numbers, group_dst=rank, group=self.group, tag=stamp.tag)
+        except RuntimeError as error:
+            raise Failed(Fault(rank, "closed its connection", stamp.step, stamp.bucket)) from error
 
     def reduce(self, stamp: Stamp, numbers: Tensor) -> Transfer:
         """Begin to sum float32 numbers in place by the backend's own all-reduce; all processes do so in one order."""
