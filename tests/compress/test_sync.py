@@ -422,6 +422,7 @@ def _cut_messages() -> None:
         ("dies", "ring", 20.0),
         ("hangs", "ring", 1.5),
         ("is cut", "scatter", 3.0),
+        ("is cut", "plain", 3.0),
         ("fails", "gather", 3.0),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 
 HEAD = 32  # bytes; the body begins at a multiple of 16, as wide loads want it
 _MAGIC = 0x6D736877
+_NEVER = 0x7FA5C3D1  # of float32, a number that is none and that no computation leaves: its signal would be gone
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,21 @@ class Envelope:
     def _sum(self) -> tuple[int, int]:
         total = int(np.add.reduce(self._words, dtype=np.uint64)) if self._words.size else 0
         return total & 0xFFFFFFFF, total >> 32
+
+
+class Bare:
+    """Where numbers are to arrive as they are, without a head: what was there before shows whether all did.
+
+    >>> numbers = torch.zeros(3)
+    >>> bare = Bare(numbers)
+    >>> bare.problem(Stamp(0, 0, 0)), numbers.copy_(torch.ones(3)).sum().item(), bare.problem(Stamp(0, 0, 0))
+    ('sent numbers that were cut short', 3.0, '')
+    """
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._end = numbers[-1:].view(torch.int32)
+        self._end.fill_(_NEVER)
+
+    def problem(self, stamp: Stamp) -> str:
+        """What is wrong with what was received; empty if nothing is."""
+        return "sent numbers that were cut short" if int(self._end) == _NEVER else ""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.compress.sync.failure import Failed, Fault
-from meshwright.compress.sync.message import Envelope, Stamp
+from meshwright.compress.sync.message import Bare, Envelope, Stamp
 
 Addressed = Sequence[tuple[int, Envelope]]  # by a member's place
 Raw = Sequence[tuple[int, Tensor]]
@@ -57,7 +57,7 @@ class Wire:
 
     def swap(self, stamp: Stamp, sends: Addressed, receives: Addressed, *, last: bool = False) -> Transfer:
         """Begin to send and to receive; never waits."""
-        works: list[tuple[int, Any, Envelope | None]] = []
+        works: list[tuple[int, Any, Envelope | Bare | None]] = []
         for place, envelope in receives:
             rank = self.members[place]
             works.append((rank, self._receive(envelope.whole, rank, stamp), envelope))
@@ -70,11 +70,11 @@ class Wire:
         return Transfer(works, stamp, self.limit, self.traffic, size, last)
 
     def exchange(self, stamp: Stamp, sends: Raw, receives: Raw, *, last: bool = False) -> Transfer:
-        """The same with numbers as they lie, without an envelope: from and to where they belong. Both sides know how many,
-        and the backend refuses other lengths."""
-        works: list[tuple[int, Any, Envelope | None]] = []
+        """The same with float32 numbers as they lie, without an envelope: from and to where they belong."""
+        works: list[tuple[int, Any, Envelope | Bare | None]] = []
         for place, numbers in receives:
-            works.append((self.members[place], self._receive(numbers, self.members[place], stamp), None))
+            bare, rank = Bare(numbers), self.members[place]
+            works.append((rank, self._receive(numbers, rank, stamp), bare))
         for place, numbers in sends:
             works.append((self.members[place], self._send(numbers, self.members[place], stamp), None))
         size = sum(numbers.numel() * numbers.element_size() for _, numbers in sends)
@@ -103,7 +103,7 @@ class Wire:
 class Transfer:
     """Messages under way."""
 
-    works: list[tuple[int, Any, Envelope | None]]
+    works: list[tuple[int, Any, Envelope | Bare | None]]
     stamp: Stamp
     limit: float
     traffic: Traffic
