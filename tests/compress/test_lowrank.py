@@ -108,13 +108,14 @@ def test_columns_are_orthonormal_even_where_they_are_not_independent() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 700), (700, 1), (33, 47), (64, 64), (5, 1030)])
-def test_passes_in_c_are_those_of_torch(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("rank", [3, 9])
+def test_passes_in_c_are_those_of_torch(shape: tuple[int, int], rank: int) -> None:
     native, plain = passes("cpu"), TorchPasses()
     assert isinstance(native, NativePasses) or not compiler()
     rows, columns = shape
     numbers = torch.Generator().manual_seed(1)
     e, residual = (torch.randn(shape, generator=numbers) for _ in range(2))
-    p, q = torch.randn(3, rows, generator=numbers), torch.randn(3, columns, generator=numbers)
+    p, q = torch.randn(rank, rows, generator=numbers), torch.randn(rank, columns, generator=numbers)
     found = []
     for way in (native, plain):
         mine, kept, left, right = e.clone(), residual.clone(), p.clone(), q.clone()

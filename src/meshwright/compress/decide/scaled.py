@@ -42,6 +42,8 @@ class Scaled:
         work = _numbers(shapes) / _numbers(fewer)
         sent = sqrt(work) if way.choice.codec is not None and way.choice.codec.rounds > 1 else work
         strands = self.rehearsal.strands(way.choice, fewer)
+        if way.exact:
+            strands = [_reduced(strand) for strand in strands]
         return [tuple(self._leg(leg, work, sent) for leg in self._way(strand)) for strand in strands]
 
     def _way(self, strand: Strand) -> Strand:
@@ -51,6 +53,12 @@ class Scaled:
     def _leg(self, leg: Leg, work: float, sent: float) -> Leg:
         scale = sent * self.width / (8 if self.shards else 4) if leg.plain else sent
         return replace(leg, work=leg.work * work, sent=round(leg.sent * scale))
+
+
+def _reduced(strand: Strand) -> Strand:
+    """Exact sums by a backend's all-reduce, whichever that will be: one transfer, and the work that was rehearsed."""
+    sent = sum(leg.sent for leg in strand)
+    return Leg(0.0, sent, plain=True, last=True), Leg(sum(leg.work for leg in strand))
 
 
 def rehearsable(ways: Sequence[Way], members: int) -> tuple[Way, ...]:
