@@ -36,7 +36,9 @@ def test_kernels_say_what_the_reference_says() -> None:
 
 
 @pytest.mark.skipif(not installed("triton"), reason="no Triton")
-@pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="interpreted kernels are not compiled")
+@pytest.mark.skipif(
+    "TRITON_INTERPRET" in os.environ, reason="TRITON_INTERPRET is set: kernels are interpreted, not compiled"
+)
 @pytest.mark.parametrize("name", ["int4", "terngrad", "topk"])
 def test_kernels_are_compiled_without_a_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter forgives what the compiler does not. What a codec needs of each kind is wide loads of the numbers."""

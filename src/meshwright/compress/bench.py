@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from meshwright.compress.codec import codec, codecs
+from meshwright.compress.front import Tell
 from meshwright.compress.language import REDUCTIONS
 from meshwright.compress.program import ROUNDS, Program, sampling, walk
 from meshwright.compress.threads import one_thread
@@ -25,8 +26,6 @@ from meshwright.errors import InputError
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-
-Tell = Callable[[str, int, int], None]  # what is timed now, how much is done, of how much
 
 
 @dataclass(frozen=True)
@@ -162,14 +161,9 @@ def _reads(node: Any) -> bool:
 
 def seconds(call: Callable[[], Any], repeats: int = 9) -> float:
     """Of one call: the median of some groups of them, after some that are not counted."""
-    call()
     if not CUDA:
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
+        return wall(call, repeats)
+    call()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()

@@ -117,6 +117,16 @@ def codec(name: str, **options: Any) -> Codec:
     return Codec(name, found.encode, found.decode, {**found.options, **options}, found.rounds)
 
 
+def unusual(given: Codec) -> dict[str, Any]:
+    """Options of a shipped algorithm that are not the usual ones.
+
+    >>> unusual(codec("powersgd", rank=8))
+    {'rank': 8}
+    """
+    usual = codecs()[given.name].options
+    return {name: value for name, value in given.options.items() if value != usual.get(name)}
+
+
 def _shipped(module: Any) -> Codec:
     name = module.__name__.rpartition(".")[2]
     options = _keywords(module.encode) | _keywords(module.decode)

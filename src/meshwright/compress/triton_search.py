@@ -31,6 +31,17 @@ _PROGRAM = f"""
 _OPTIONS = "RESIDUAL: tl.constexpr, SHARE: tl.constexpr, ALIGNED: tl.constexpr, CHAIN: tl.constexpr"
 
 
+def _top(slot: int, passed: str) -> str:
+    """The largest number that all programs of a gradient see."""
+    return f"""    chunk = mine - first
+    while chunk < chunks:
+        high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
+        chunk += rows
+    tops = tl.zeros((16,), tl.int32) + high.to(tl.int32, bitcast=True)
+    high = tl.max(all_of(board, mine, first, rows, mark, tops, SHARE)).to(tl.float32, bitcast=True)
+"""
+
+
 def searching(shape: Shape, node: Node) -> str:
     """One kernel: the largest number, then `ROUNDS` rounds of counting how many numbers reach each of 16 candidates. After
     each, every program tells the others what it has found, and all draw the same conclusion."""
@@ -54,13 +65,7 @@ def look_{slot}({passed}, chunk, RESIDUAL: tl.constexpr):
 @triton.jit(do_not_specialize=["seed"])
 def search_{slot}({_ARGUMENTS}, programs, board, seed, many, {_OPTIONS}):{_PROGRAM}
     high = tl.zeros((), tl.float32)
-    chunk = mine - first
-    while chunk < chunks:
-        high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
-        chunk += rows
-    tops = tl.zeros((16,), tl.int32) + high.to(tl.int32, bitcast=True)
-    high = tl.max(all_of(board, mine, first, rows, mark, tops, SHARE)).to(tl.float32, bitcast=True)
-    low = tl.zeros((), tl.float32)
+{_top(slot, passed)}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
         found = tl.zeros((16,), tl.int32)
         chunk = mine - first
@@ -170,13 +175,7 @@ def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OP
     good = tl.sum(tl.where(place[None, :] == 1, told, 0)) > k
     board += many * 16
     if good == 0:
-        chunk = mine - first
-        while chunk < chunks:
-            high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
-            chunk += rows
-        tops = tl.zeros((16,), tl.int32) + high.to(tl.int32, bitcast=True)
-        high = tl.max(all_of(board, mine, first, rows, mark, tops, SHARE)).to(tl.float32, bitcast=True)
-    low = tl.zeros((), tl.float32)
+{indent(_top(slot, passed), "    ")}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
         counts = tl.zeros((16,), tl.int32)
         if good:

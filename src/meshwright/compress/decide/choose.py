@@ -52,7 +52,11 @@ def decide(
     plain = priced(facts, exact[:1] * len(facts.units), costs)
     near = [way for way in ways if way.near]
     kept = {unit: [way for way in some if way.near] for unit, some in allowed.items()} if allowed else None
-    nearly = _best(facts, near, costs, kept)
+    return worth(plain, _best(facts, near, costs, kept), best)
+
+
+def worth(plain: Decision, nearly: Decision, best: Decision) -> Decision:
+    """What is kept of exact sums, the best of 16 bits or more, and the best of all."""
     safe = nearly if nearly.price < plain.price * (1 - PAYS) else plain
     return best if best.price < safe.price * (1 - PAYS_LOSSY) else safe
 

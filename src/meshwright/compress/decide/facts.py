@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.compress.codec import codec
+from meshwright.compress.codec import codec, unusual
 from meshwright.compress.sync.layout import Choice
 from meshwright.errors import InputError
 
@@ -33,8 +33,7 @@ class Way:
         kind = self.choice.codec
         if kind is None:
             return "none"
-        usual_options = codec(kind.name).options
-        told = [f"{key}={value}" for key, value in kind.options.items() if value != usual_options.get(key)]
+        told = [f"{key}={value}" for key, value in unusual(kind).items()]
         over = [] if kind.rounds > 1 else [self.choice.topology]
         return " ".join([kind.name, *told, *over])
 
@@ -79,7 +78,7 @@ class Auto:
             raise InputError("is empty", field="ways", valid="one or more")
         if self.guard is not None and not self.guard > 0:
             raise InputError(f"is {self.guard}", field="guard", valid="more than 0, or none")
-        if self.guard is not None and all(way.choice.codec is not None for way in self.ways):
+        if self.guard is not None and not any(way.exact for way in self.ways):
             raise InputError("no way is exact", field="ways", valid="Way(Choice()) among them, where there is a guard")
         if self.every < 2:
             raise InputError(f"is {self.every}", field="every", valid="2 steps or more")
@@ -97,7 +96,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Link:
-    """Between processes that all send at once: messages to all others, and the backend's own all-reduce.
+    """Between processes that all send at once: messages to all others, and a backend's all-reduce where sums are its own.
 
     >>> Link(Cost(1e-6), Cost(2e-6)).slower(2).messages.byte
     2e-06

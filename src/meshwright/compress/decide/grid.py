@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isqrt, log2
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 from meshwright.compress.decide.choose import Costs, Decision, decide, priced
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way, usual
 from meshwright.compress.decide.rehearse import Rehearsal
-from meshwright.compress.decide.scaled import Scaled, pieces, rehearsable, topology
+from meshwright.compress.decide.scaled import Scaled, rehearsable, topology
+from meshwright.compress.front import Tell
+from meshwright.compress.sync.layout import Piece, pieces
 from meshwright.compress.threads import one_thread
 
 SIZES = tuple(4 << power for power in range(10, 25, 2))  # bytes of float32: 4 KiB to 64 MiB
 MBITS = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
 
 TIMES = 7  # that each way is run: nothing corrects these costs later, as a running job does
-
-Tell = Callable[[str, int, int], None]  # what is timed now, how much is done, of how much
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class Grid:
         facts = Facts((0.0,), (unit,), self.processes, link_of(self.processes, mbit, self.latency), self.cores)
         best = decide(facts, self.ways, self._costs)
         (way,) = best.ways
-        exact = next(one for one in self.ways if one.choice.codec is None)
+        exact = next(one for one in self.ways if one.exact)
         plain = priced(facts, [exact], self._costs).times.step
         sent = sent_by(self._costs, best, facts)
         return Cell(
             4 * unit.numbers,
             mbit,
             way,
-            pieces(way.choice, unit.counts),
+            len(pieces(way.choice, Piece(0, unit.counts))),
             sent,
             best.times.step,
             plain,

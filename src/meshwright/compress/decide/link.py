@@ -32,7 +32,6 @@ class _Seen:
 
 
 Submit = Callable[[Sequence[Iterator[Transfer]]], Any]  # runs strands as those of gradients are, and waits for them
-Strand = Callable[[Wire, int], Iterator[Transfer]]
 
 
 def measured(wire: Wire, cores: float, submit: Submit) -> Link:
@@ -40,27 +39,28 @@ def measured(wire: Wire, cores: float, submit: Submit) -> Link:
     if wire.size == 1:
         return Link(Cost(0.0), Cost(0.0))
     size = probe_size(wire, submit)
-    return Link(_fitted(wire, _round, size, cores, submit), _fitted(wire, _reduce, size, cores, submit))
+    messages = _fitted(wire, size, cores, submit)
+    return Link(messages, messages)  # exact sums are messages, too
 
 
 def probe_size(wire: Wire, submit: Submit) -> int:
     """Bytes that keep the link for long enough to tell how fast it is."""
-    _seen(wire, _round, _SMALL, submit)
+    _seen(wire, _SMALL, submit)
     for size in _SIZES:
-        if _seen(wire, _round, size, submit).wall > _LONG_ENOUGH:
+        if _seen(wire, size, submit).wall > _LONG_ENOUGH:
             break
     return size
 
 
 def probed(wire: Wire, size: int, submit: Submit) -> float:
     """Seconds of a round of so many bytes, with nothing else under way."""
-    return _seen(wire, _round, size, submit).wall
+    return _seen(wire, size, submit).wall
 
 
-def _fitted(wire: Wire, do: Strand, size: int, cores: float, submit: Submit) -> Cost:
-    small = [_seen(wire, do, _SMALL, submit) for _ in range(_TIMES)]
+def _fitted(wire: Wire, size: int, cores: float, submit: Submit) -> Cost:
+    small = [_seen(wire, _SMALL, submit) for _ in range(_TIMES)]
     fixed, work = (statistics.median(values) for values in zip(*((one.wall, one.work) for one in small), strict=True))
-    large = _seen(wire, do, size, submit)
+    large = _seen(wire, size, submit)
     work_byte = max(large.work - work, 0.0) / size
     byte = max(large.wall - fixed, large.wall / 4) / size
     return Cost(byte, max(fixed - work / min(1.0, cores), 0.0), work, work_byte)
@@ -101,14 +101,10 @@ def _round(wire: Wire, sent: int) -> Iterator[Transfer]:
     yield wire.swap(Stamp(0, 0, 0), [(place, out) for place in wire.others], boxes)
 
 
-def _reduce(wire: Wire, sent: int) -> Iterator[Transfer]:
-    yield wire.reduce(Stamp(0, 0, 0), torch.zeros(max(int(sent * wire.size / (2 * (wire.size - 1))) // 4, 1)))
-
-
-def _seen(wire: Wire, do: Strand, size: int, submit: Submit) -> _Seen:
+def _seen(wire: Wire, size: int, submit: Submit) -> _Seen:
     dist.barrier(group=wire.group)
     wall, work = time.perf_counter(), time.process_time()
-    submit([do(wire, size)])
+    submit([_round(wire, size)])
     found = torch.tensor([time.perf_counter() - wall, time.process_time() - work], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=wire.group)
     return _Seen(*found.tolist())

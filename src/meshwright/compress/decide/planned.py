@@ -14,13 +14,14 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from meshwright.compress.decide.choose import PAYS, WIDE, Costs, Decision, priced
+from meshwright.compress.decide.choose import WIDE, Costs, Decision, priced, worth
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way
-from meshwright.compress.decide.grid import TIMES, Tell, link_of, sent_by, short
+from meshwright.compress.decide.grid import TIMES, link_of, sent_by, short
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.decide.rules import rules
 from meshwright.compress.decide.scaled import Scaled, rehearsable, topology
 from meshwright.compress.decide.summed import Summed, gradients
+from meshwright.compress.front import Tell
 from meshwright.compress.threads import one_thread
 from meshwright.cost.collectives import exchange_seconds, reduce_parts
 from meshwright.plan import Compression, Job, Plan
@@ -161,37 +162,44 @@ class _Tied:
 
     def __init__(self, facts: Facts, ways: Sequence[Way], costs: Costs, sorts: Sequence[object]) -> None:
         self._facts, self._ways, self._costs, self._sorts = facts, list(ways), costs, list(sorts)
-        self._exact = next(way for way in ways if way.choice.codec is None)
+        self._exact = next(way for way in ways if way.exact)
         self.plain = self._priced(dict.fromkeys(self._sorts, self._exact))
         uniform = [(self._priced(dict.fromkeys(self._sorts, way)), way) for way in self._ways]
-        uniform.sort(key=lambda pair: pair[0].price)
-        self._start = uniform[0]
-        self._narrow = list(dict.fromkeys([*(way for _, way in uniform[:WIDE]), self._exact]))
+        self._uniform = sorted(uniform, key=lambda pair: pair[0].price)
+        self._narrow = self._few(self._uniform)
 
     def best(self) -> Decision:
+        """What is worth it."""
+        near = [(decision, way) for decision, way in self._uniform if way.near]
+        return worth(self.plain, self._improved(near), self._improved(self._uniform))
+
+    def _few(self, uniform: Sequence[tuple[Decision, Way]]) -> list[Way]:
+        return list(dict.fromkeys([*(way for _, way in uniform[:WIDE]), self._exact]))
+
+    def _improved(self, uniform: Sequence[tuple[Decision, Way]]) -> Decision:
         """One sort after the other is changed as long as that helps."""
-        best, way = self._start
+        best, way = uniform[0]
         chosen: dict[object, Way] = dict.fromkeys(self._sorts, way)
         changed = True
         while changed:
             changed = False
             for sort in chosen:
-                for other in self._narrow:
+                for other in self._few(uniform):
                     tried = self._priced({**chosen, sort: other})
                     if tried.price < best.price * (1 - _WORTH):
                         best, chosen, changed = tried, {**chosen, sort: other}, True
-        return best if best.price < self.plain.price * (1 - PAYS) else self.plain
+        return best
 
     def why(self, best: Decision, sort: object, way: Way) -> str:
         """For a way: what it saves of the step; for plain sums: what the next best would."""
         now = dict(zip(self._sorts, best.ways, strict=True))
-        if way.choice.codec is not None:
+        if not way.exact:
             saved = 1 - best.price / self._priced({**now, sort: self._exact}).price
             return f"saves {saved:.0%} of the step" if saved >= _WORTH else "goes with the others"
         late = self.plain.times.step - self.plain.times.computing
         if late < _HIDDEN * self.plain.times.step:
             return "hides under the backward pass"
-        others = [other for other in self._narrow if other.choice.codec is not None]
+        others = [other for other in self._narrow if not other.exact]
         tried, other = min(((self._priced({**now, sort: other}), other) for other in others), key=lambda p: p[0].price)
         gain = 1 - tried.price / best.price
         if gain < -_WORTH:

@@ -16,7 +16,7 @@ from meshwright.compress.decide.facts import SMALL
 from meshwright.compress.decide.pipeline import Leg, Strand
 from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
 from meshwright.compress.sync.join import Wires
-from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.layout import Choice, Piece, pieces
 from meshwright.compress.sync.message import Stamp
 
 SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
@@ -25,7 +25,6 @@ SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of
 @dataclass(frozen=True)
 class _Posted:
     sent: int
-    plain: bool
     last: bool
     copies: tuple[tuple[Any, Any], ...] = ()
 
@@ -54,14 +53,10 @@ class Mirror:
             envelope.seal(stamp)
         alike = {envelope.whole.numel(): envelope for _, envelope in sends}
         copies = [(box, alike[box.whole.numel()]) for _, box in receives if box.whole.numel() in alike]
-        return _Posted(sum(envelope.whole.numel() for _, envelope in sends), False, last, tuple(copies))
+        return _Posted(sum(envelope.whole.numel() for _, envelope in sends), last, tuple(copies))
 
     def exchange(self, stamp: Stamp, sends: Any, receives: Any, *, last: bool = False) -> _Posted:
-        return _Posted(sum(numbers.numel() * numbers.element_size() for _, numbers in sends), False, last)
-
-    def reduce(self, stamp: Stamp, numbers: torch.Tensor) -> _Posted:
-        size = 2 * (self.size - 1) * numbers.numel() * numbers.element_size() // self.size
-        return _Posted(size, True, True)
+        return _Posted(sum(numbers.numel() * numbers.element_size() for _, numbers in sends), last)
 
 
 @dataclass
@@ -85,9 +80,8 @@ class Rehearsal:
         if choice.codec is not None and choice.codec.rounds > 1:
             large = [shape for shape, count in zip(shapes, counts, strict=True) if count >= SMALL] or list(shapes)
             return [_summed([self._timed(choice, shape) for shape in large])]
-        numbers = sum(counts)
-        parts = 1 if choice.codec is None else -(-numbers // choice.piece)
-        return [self._between(choice, numbers // parts)] * parts
+        parts = len(pieces(choice, Piece(0, tuple(counts))))
+        return [self._between(choice, sum(counts) // parts)] * parts
 
     def _between(self, choice: Choice, numbers: int) -> Strand:
         """The line through two rehearsals, with the smaller one as its floor."""
@@ -134,7 +128,7 @@ def _legs(strand: Any) -> Strand:
         if posted is None:
             return (*found, Leg(work))
         posted.arrive()
-        found.append(Leg(work, posted.sent, posted.plain, posted.last))
+        found.append(Leg(work, posted.sent, last=posted.last))
 
 
 def _quickest(same: Sequence[Strand]) -> Strand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
-from meshwright.compress.codec import codec
+from meshwright.compress.codec import unusual
 from meshwright.compress.decide.facts import Way
 from meshwright.model import Model
 from meshwright.plan import Compression
@@ -15,6 +15,7 @@ from meshwright.plan.spans import span_name
 def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compression, ...]:
     """By layer: runs of layers of a model that go one way are one rule; without a model every name has its own.
 
+    >>> from meshwright.compress.codec import codec
     >>> from meshwright.compress.sync.layout import Choice
     >>> int8, plain = Way(Choice(codec("int8"), "scatter")), Way(Choice())
     >>> rules({"a.weight": int8, "b.weight": plain})
@@ -24,19 +25,18 @@ def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compress
     ['block.0..block.1.attention']
     """
     if model is None:
-        return tuple(_rule(name, way) for name, way in ways.items() if way.choice.codec is not None)
+        return tuple(_rule(name, way) for name, way in ways.items() if not way.exact)
     found = []
     for way, places in groupby(range(len(model.layers)), key=lambda i: ways.get(model.layers[i].name)):
         run = list(places)
-        if way is not None and way.choice.codec is not None:
+        if way is not None and not way.exact:
             found.append(_rule(span_name(model, range(run[0], run[-1] + 1)), way))
     return tuple(found)
 
 
 def _rule(layers: str, way: Way) -> Compression:
     kind = way.choice.codec
-    usual = codec(kind.name).options
-    options: dict[str, float | str] = {name: value for name, value in kind.options.items() if value != usual.get(name)}
+    options: dict[str, float | str] = unusual(kind)
     if kind.rounds == 1:
         options["topology"] = way.choice.topology
     return Compression(layers=layers, algorithm=kind.name, options=options)

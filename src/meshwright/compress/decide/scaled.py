@@ -13,7 +13,6 @@ from math import prod, sqrt
 from meshwright.compress.decide.facts import Way
 from meshwright.compress.decide.pipeline import Leg, Strand
 from meshwright.compress.decide.rehearse import Rehearsal
-from meshwright.compress.sync.layout import Choice, Piece, grouped
 
 MOST = 1 << 22  # numbers of a unit: 16 MiB
 _MEMBERS = 64  # with more processes nothing is gathered
@@ -100,17 +99,6 @@ def _cut(shape: tuple[int, ...], part: float) -> tuple[int, ...]:
         return shape
     sides = (shape[0], prod(shape[1:])) if len(shape) > 1 else shape
     return tuple(max(round(side * part ** (1 / len(sides))), 1) for side in sides)
-
-
-def pieces(choice: Choice, counts: Sequence[int]) -> int:
-    """Into how many pieces adjacent gradients are really cut.
-
-    >>> pieces(Choice(piece=1 << 20), [1 << 22, 5])
-    5
-    """
-    if choice.codec is not None and choice.codec.rounds > 1:
-        return len(grouped(Piece(0, tuple(counts)), 16 * choice.piece))
-    return -(-sum(counts) // choice.piece)
 
 
 def _numbers(shapes: Shapes) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.compress.decide.facts import Way
 from meshwright.compress.decide.pilot import Outlook, Pilot
 from meshwright.compress.decide.rules import rules
-from meshwright.compress.decide.scaled import pieces
+from meshwright.compress.sync.layout import Piece, pieces
 from meshwright.errors import InputError
 from meshwright.plan import Compression
 from meshwright.units import size
@@ -21,7 +21,7 @@ def explained(pilot: Pilot | None) -> str:
     decided = _asked(pilot)
     rows: list[Sequence[str]] = [_HEADINGS]
     for unit, _, way in decided.now:
-        row = (len(unit.shapes), f"{unit.numbers:,}", way.name, pieces(way.choice, unit.counts))
+        row = (len(unit.shapes), f"{unit.numbers:,}", way.name, len(pieces(way.choice, Piece(0, unit.counts))))
         rows.append((str(unit.bucket), *map(str, row), size(decided.sent(unit, way))))
     if len(rows) == 1:
         return "no step has been synchronised yet"

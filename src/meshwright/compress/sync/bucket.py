@@ -12,12 +12,11 @@ from torch import Tensor
 from meshwright.compress.codec import codec
 from meshwright.compress.sync.exact import Exact
 from meshwright.compress.sync.join import Wires
-from meshwright.compress.sync.layout import Choice, Piece, cut, grouped, spans
+from meshwright.compress.sync.layout import Choice, Piece, pieces, spans
 from meshwright.compress.sync.sums import LowRank, Plain, Summed, sums_as
 from meshwright.compress.sync.topology import Gather, Ring, Run, Scatter, Topology, Tree, TwoLevels, seed_of
 from meshwright.compress.sync.wire import Transfer
 
-_LOW_RANK = 16  # pieces that a message of thin factors is for, at least
 _MADE: dict[str, Any] = {"gather": Gather, "scatter": Scatter, "ring": Ring, "tree": Tree}
 
 
@@ -110,15 +109,8 @@ class Bucket:
             flat[own].copy_(numbers)
 
     def _made(self, choice: Choice, span: Piece) -> list[tuple[Piece, Topology]]:
-        if not span.numbers:
-            return []
-        if choice.codec is not None and choice.codec.rounds > 1:
-            # Messages are short: they are put together for as many numbers as are computed in the time of one.
-            return [(piece, self._low_rank(choice, piece)) for piece in grouped(span, _LOW_RANK * choice.piece)]
-        if choice.codec is None:
-            return [(span, self._topology(choice, span))]
-        pieces = cut(span, -(-span.numbers // choice.piece))
-        return [(piece, self._topology(choice, piece)) for piece in pieces if piece.numbers]
+        make = self._low_rank if choice.codec is not None and choice.codec.rounds > 1 else self._topology
+        return [(piece, make(choice, piece)) for piece in pieces(choice, span)]
 
     def _topology(self, choice: Choice, piece: Piece) -> Topology:
         codec, wires = choice.codec, self._wires

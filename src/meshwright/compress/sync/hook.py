@@ -216,10 +216,13 @@ class Synchroniser:
         """Of the warm-up; after it, as many as it has."""
         return sum(self.step >= until for until, _ in self.options.warm_up)
 
+    def _warming(self) -> Choice | None:
+        """What holds instead of the choice, during the warm-up."""
+        stage = self._stage()
+        return self.options.warm_up[stage][1] if stage < len(self.options.warm_up) else None
+
     def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
-        counts, stage = gradients.counts, self._stage()
-        warm = self.options.warm_up[stage : stage + 1]
-        choice = warm[0][1] if warm else self._choice
+        counts, choice = gradients.counts, self._warming() or self._choice
         if isinstance(choice, Choice):
             choices: Sequence[Choice] = [choice] * len(counts)
         else:

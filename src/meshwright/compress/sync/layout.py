@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.compress.topologies import TOPOLOGIES
 from meshwright.errors import InputError
 
+_LOW_RANK = 16  # times as many numbers as in another piece
 _ALIGN = 32  # numbers: cuts inside a gradient fall on whole packed words
 
 
@@ -82,6 +83,24 @@ def cut(piece: Piece, parts: int) -> list[Piece]:
     each = -(-piece.numbers // (parts * _ALIGN)) * _ALIGN
     edges = [min(i * each, piece.numbers) for i in range(parts)] + [piece.numbers]
     return [_between(piece, low, high) for low, high in pairwise(edges)]
+
+
+def pieces(choice: Choice, span: Piece) -> list[Piece]:
+    """What of adjacent gradients goes through encoding and messages together: exact sums all at once, thin factors of
+    many numbers in one message, since theirs are short.
+
+    >>> from meshwright.compress import codec
+    >>> span = Piece(0, (1 << 21, 100))
+    >>> [len(pieces(Choice(one), span)) for one in (None, codec("int8"), codec("powersgd"))]
+    [1, 3, 1]
+    """
+    if choice.codec is None:
+        found = [span]
+    elif choice.codec.rounds > 1:
+        found = grouped(span, _LOW_RANK * choice.piece)
+    else:
+        found = cut(span, -(-span.numbers // choice.piece))
+    return [piece for piece in found if piece.numbers]
 
 
 def grouped(piece: Piece, numbers: int) -> list[Piece]:

@@ -70,10 +70,8 @@ class ShardSynchroniser(Synchroniser):
                 into.mul_(factor)
 
     def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
-        stage = self._stage()
-        warm = self.options.warm_up[stage : stage + 1]
         names = [str(key).rpartition("/")[0] or str(key) for key in gradients.keys]
-        choices = [warm[0][1] if warm else self.choices[name] for name in names]
+        choices = [self._warming() or self.choices[name] for name in names]
         if self.copies:
             return self._bucket(gradients, choices, device)
         counts, each = gradients.counts, len(gradients.keys) // self.size
