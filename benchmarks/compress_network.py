@@ -25,6 +25,7 @@ from typing import Any
 RANKS = 4
 ROOT = Path(__file__).resolve().parents[1]
 BUCKET_MB = 8
+LOOK, PAUSE = 2, 10  # steps between weights that are validated, and between pauses in which that is done
 EARLY = 3  # steps that no median or count of bytes looks at: buckets are cut anew, PowerSGD begins
 PEERS = ("alone", "ddp", "ddp/fp16", "ddp/powersgd/1", "ddp/powersgd/4")
 
@@ -172,6 +173,7 @@ def trained(model: str, mode: str, steps: int, target: float, limit: float, rate
     closed = hooked(ddp, mode, pace)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=learning_rate, fused=True)
     proofs = [data(9, 10**6 + i) for i in range(16)]
+    looks: list[tuple[int, list[Any]]] = []  # weights after some steps; the first rank has them
     dist.barrier()
     seconds: list[float] = []
     losses: list[float] = []
@@ -186,12 +188,15 @@ def trained(model: str, mode: str, steps: int, target: float, limit: float, rate
             loss(ddp(x), y).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
-        if step % 5 == 4:
-            with torch.no_grad():
-                losses.append(statistics.fmean(loss(module(x), y).item() for x, y in proofs))
-            if losses[-1] <= target and reached is None:
-                reached = sum(seconds)
-            if ended(reached is not None or sum(seconds) > limit):
+        if rank == 0 and step % LOOK == LOOK - 1:
+            looks.append((step + 1, [one.detach().clone() for one in module.parameters()]))
+        if step % PAUSE == PAUSE - 1:
+            losses += validated(module, looks, proofs, loss, target)
+            found = looks[len(losses) - 1][0] if losses and losses[-1] <= target else 0
+            late = sum(seconds) > limit
+            found, late = told(found, late)
+            reached = sum(seconds[:found]) if found else None
+            if found or late:
                 break
     decisions = outlooks(closed)
     sent = ((pace.sent if pace else sent_bytes()) - before) / max(len(seconds) - EARLY, 1)
@@ -200,18 +205,36 @@ def trained(model: str, mode: str, steps: int, target: float, limit: float, rate
         closed.close()
     return {
         "step": statistics.median(seconds[EARLY:]), "spread": [min(seconds), max(seconds)], "sent": sent,
-        "reached": reached, "losses": losses, "decisions": decisions, "steps": len(seconds),
+        "reached": reached, "each": seconds, "losses": losses, "decisions": decisions, "steps": found or len(seconds),
     }  # fmt: skip
 
 
-def ended(here: bool) -> bool:
+def validated(module: Any, looks: list[tuple[int, list[Any]]], proofs: Any, loss: Any, target: float) -> list[float]:
+    """Losses of the weights that were kept and not looked at yet, until one has reached the target."""
+    import torch
+
+    found: list[float] = []
+    fresh = [(place, weights) for place, (_, weights) in enumerate(looks) if weights]
+    with torch.no_grad():
+        now = [one.clone() for one in module.parameters()]
+        for place, weights in fresh:
+            torch._foreach_copy_(list(module.parameters()), weights)
+            found.append(statistics.fmean(loss(module(x), y).item() for x, y in proofs))
+            looks[place] = (looks[place][0], [])
+            if found[-1] <= target:
+                break
+        torch._foreach_copy_(list(module.parameters()), now)
+    return found
+
+
+def told(found: int, late: bool) -> tuple[int, bool]:
     """What the first rank says: all stop together."""
     import torch
     import torch.distributed as dist
 
-    told = torch.tensor([float(here)])
-    dist.broadcast(told, 0)
-    return bool(told)
+    numbers = torch.tensor([found, int(late)])
+    dist.broadcast(numbers, 0)
+    return int(numbers[0]), bool(numbers[1])
 
 
 def outlooks(synchroniser: Any) -> list[dict[str, Any]]:
@@ -306,7 +329,7 @@ def row(got: list[dict[str, Any]]) -> dict[str, Any]:
     worst = max(got, key=lambda one: one["step"])
     mib = max(one["sent"] for one in got) / 2**20
     reached = None if any(one["reached"] is None for one in got) else max(one["reached"] for one in got)
-    own = {key: worst[key] for key in ("step", "spread", "losses", "decisions", "steps")}
+    own = {key: worst[key] for key in ("step", "spread", "each", "losses", "decisions", "steps")}
     return {**own, "mib": mib, "reached": reached}
 
 

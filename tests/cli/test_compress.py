@@ -89,7 +89,7 @@ def test_a_plan_takes_what_pays_and_keeps_every_rule(meshwright: Run, plan: str,
     found = json.loads(done.stdout)
     written = json.loads((tmp_path / "new.json").read_text())
     assert written["compression"] == found["compression"] != []
-    assert {rule["algorithm"] for rule in written["compression"]} <= {"fp16", "int8", "int4", "powersgd"}
+    assert {rule["algorithm"] for rule in written["compression"]} <= {"fp16", "int8", "int4", "int2", "powersgd"}
     assert found["speed_up"] == found["plain_seconds"] / (found["seconds"] * found["steps"]) > 1 / 0.9
     checked = meshwright("check", "new.json")
     assert checked.returncode == 0, checked.stderr

@@ -59,7 +59,7 @@ def test_onebit_is_sign_and_mean_magnitude(count: int, seed: int) -> None:
 @given(count=counts, seed=seeds, kind=st.sampled_from(["normal", "heavy", "sparse"]))
 def test_blocks_are_off_by_half_a_step_at_most(count: int, seed: int, kind: str) -> None:
     flat = numbers(kind, count, seed)
-    for name, levels in (("int8", 127), ("int4", 7)):
+    for name, levels in (("int8", 127), ("int4", 7), ("int2", 2)):
         error = (through(name, flat, block=64) - flat).abs()
         for part, of in zip(error.split(64), flat.split(64), strict=True):
             assert part.max() <= of.abs().max() / levels / 2 * (1 + 1e-4)

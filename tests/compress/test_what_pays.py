@@ -94,7 +94,7 @@ def test_the_grid_of_this_machine() -> None:
     assert found["grid"][-1][0]["way"] != "none"  # 64 MiB at 10 Mbit/s: 80 seconds as they are
 
 
-@pytest.mark.parametrize(("way", "near"), [("none", 0.0), ("int8 scatter", 0.01), ("powersgd rank=8", 0.05)])
+@pytest.mark.parametrize(("way", "near"), [("none", 0.0), ("int8 scatter", 0.01), ("powersgd rank=8 gather", 0.05)])
 def test_large_gradients_are_scaled_from_smaller_ones(way: str, near: float) -> None:
     """Bytes against those of the gradient itself, at its full size."""
     used = next(one for one in usual() if one.name == way)
@@ -110,7 +110,7 @@ def test_large_gradients_are_scaled_from_smaller_ones(way: str, near: float) -> 
 
 def test_small_matrices_and_vectors_are_rehearsed_together() -> None:
     """Vectors travel with the first message of PowerSGD, and have no part in the second."""
-    used = next(one for one in usual() if one.name == "powersgd rank=8")
+    used = next(one for one in usual() if one.name == "powersgd rank=8 gather")
     rehearsal = Rehearsal(3)
     matrix, vector, both = (
         rehearsal.strands(used.choice, shapes)[0] for shapes in ([(90, 90)], [(90,)], [(90, 90), (90,)])
@@ -228,9 +228,9 @@ def test_what_a_run_refuses_is_not_chosen() -> None:
 
 
 def test_rules_name_what_differs_from_the_usual() -> None:
-    way = next(way for way in usual() if way.name == "powersgd rank=8")
+    way = next(way for way in usual() if way.name == "powersgd rank=8 gather")
     (rule,) = rules({"embed": way})
-    assert (rule.algorithm, rule.options) == ("powersgd", {"rank": 8})
+    assert (rule.algorithm, rule.options) == ("powersgd", {"rank": 8, "topology": "gather"})
 
 
 def test_bytes_of_a_benchmark() -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from meshwright.compress.lowrank_passes import passes
 from meshwright.errors import InputError
 
+_Part = tuple[Tensor, Tensor | None, int, Tensor, Tensor]
+
 
 class LowRank:
     """The two rounds for gradients of given shapes that lie one after the other in one buffer.
@@ -46,6 +48,8 @@ class LowRank:
         self._q = torch.randn(sum(self.seconds), generator=torch.Generator().manual_seed(seed)).to(device)
         self._flat, self._residual = self._p, self._p  # of this step
         self._kept = False  # whether there is a residual
+        self._at: tuple[int, ...] = ()  # addresses of which views were made
+        self._views: list[_Part] = []
 
     def keep_in(self, memory: Tensor) -> None:
         """Where the next step begins lives in `memory` from now on; what is there already, if it is not zero, is used."""
@@ -64,8 +68,7 @@ class LowRank:
             self._check("residual", residual, sum(self.counts))
         for matrix, kept, r, p, q in self._parts():
             if r:
-                finite = self._passes.first(matrix, kept, q, p)
-                p[0, 0] = torch.where(finite, p[0, 0], torch.nan)
+                self._passes.first(matrix, kept, q, p)
             else:
                 if kept is not None:
                     matrix += kept
@@ -76,10 +79,13 @@ class LowRank:
         """The second message, from the mean of the first ones. It is overwritten by the next call."""
         self._check("the first message", p, len(self._p))
         self._p.copy_(p)
+        finite = bool(self._p.isfinite().all())
         for matrix, _, r, factor, q in self._parts():
-            if r:
+            if r and (finite or factor.isfinite().all()):
                 factor.copy_(orthogonal(factor))
                 self._passes.second(matrix, factor, q)
+            elif r:
+                q.fill_(torch.nan)
         return self._q
 
     def finish(self, q: Tensor, lacks: Tensor | None = None) -> None:
@@ -88,9 +94,10 @@ class LowRank:
         self._check("the second message", q, len(self._q))
         self._q.copy_(q)
         unsaid = [None] * len(self.shapes) if lacks is None else list(lacks.split(self.firsts))
+        finite = bool(self._p.isfinite().all() and self._q.isfinite().all())
         for (matrix, kept, r, p, factor), missed in zip(self._parts(), unsaid, strict=True):
-            bad = ~(factor.isfinite().all() if r else p.isfinite().all())
-            if bad:  # all processes see the same; the residual stays, and the next step begins anew
+            if not finite and not (factor if r else p).isfinite().all():
+                # All processes see the same; the residual stays, and the next step begins anew.
                 matrix.fill_(torch.nan)
                 factor.normal_(generator=torch.Generator(self._q.device).manual_seed(0))
             elif r:
@@ -100,8 +107,15 @@ class LowRank:
                 if kept is not None:
                     kept.copy_(missed.view_as(kept)) if missed is not None else kept.zero_()
 
-    def _parts(self) -> list[tuple[Tensor, Tensor | None, int, Tensor, Tensor]]:
-        """Of each gradient: itself as a matrix, its residual, its rank, its P (or itself again) and Q."""
+    def _parts(self) -> list[_Part]:
+        """Of each gradient: itself as a matrix, its residual, its rank, its P (or itself again) and Q. Views are made once
+        for buffers that come again at the next step: they keep the memory, so nothing else can lie at its address."""
+        at = (self._flat.data_ptr(), self._residual.data_ptr() if self._kept else 0, self._q.data_ptr())
+        if at != self._at:
+            self._at, self._views = at, self._cut()
+        return self._views
+
+    def _cut(self) -> list[_Part]:
         found = []
         for shape, r, flat, kept, p, q in zip(
             self.shapes, self.ranks, self._flat.split(self.counts), self._residual.split(self.counts),
@@ -124,7 +138,10 @@ def _rank(shape: tuple[int, int], rank: int) -> int:
 
 
 def orthogonal(p: Tensor) -> Tensor:
-    """Rows that span the same space (or a larger one) and are orthonormal, even where p has not its full rank; not numbers
-    where p has some."""
-    finite = p.isfinite().all()
-    return torch.where(finite, torch.linalg.qr(torch.where(finite, p, 0).t())[0].t(), torch.nan)
+    """Rows that span the same space (or a larger one) and are orthonormal, even where p has not its full rank.
+
+    >>> orthogonal(torch.tensor([[3.0, 0.0, 0.0], [3.0, 0.0, 2.0]])).abs()
+    tensor([[1., 0., 0.],
+            [0., 0., 1.]])
+    """
+    return torch.linalg.qr(p.t())[0].t()

@@ -16,8 +16,8 @@ from meshwright.compress.native import BuildError, address, compiler, loaded
 class Passes(Protocol):
     """`e` is a matrix, `p` and `q` its thin factors as [rank, rows] and [rank, columns]."""
 
-    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> Tensor:
-        """Add the residual to e; p = q e'. Whether e is finite, as a number."""
+    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
+        """Add the residual to e; p = q e', with a number that is none where e has such."""
         ...
 
     def second(self, e: Tensor, p: Tensor, q: Tensor) -> None:
@@ -33,15 +33,16 @@ class TorchPasses:
     """By PyTorch.
 
     >>> e, p = torch.ones(2, 3), torch.empty(1, 2)
-    >>> TorchPasses().first(e, torch.ones(2, 3), torch.ones(1, 3), p), p
-    (tensor(True), tensor([[6., 6.]]))
+    >>> TorchPasses().first(e, torch.ones(2, 3), torch.ones(1, 3), p)
+    >>> p
+    tensor([[6., 6.]])
     """
 
-    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> Tensor:
+    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
         if residual is not None:
             e += residual
         torch.mm(q, e.t(), out=p)
-        return e.isfinite().all()
+        p[0, 0] = torch.where(e.isfinite().all(), p[0, 0], torch.nan)  # nobody waits for the device
 
     def second(self, e: Tensor, p: Tensor, q: Tensor) -> None:
         torch.mm(p, e, out=q)
@@ -59,9 +60,10 @@ class NativePasses:
     def __init__(self, library: Any) -> None:
         self._library = library
 
-    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> Tensor:
+    def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
         sizes = map(ctypes.c_int64, (*e.shape, len(p)))
-        return torch.tensor(bool(self._library.first(address(e), address(residual), address(q), address(p), *sizes)))
+        if not self._library.first(address(e), address(residual), address(q), address(p), *sizes):
+            p[0, 0] = torch.nan
 
     def second(self, e: Tensor, p: Tensor, q: Tensor) -> None:
         self._library.second(address(e), address(p), address(q), *map(ctypes.c_int64, (*e.shape, len(p))))

@@ -8,7 +8,8 @@ from typing import Any
 
 from meshwright.units import size
 
-_COLOURS = {"none": "#76808c", "fp16": "#3b6ea8", "int8": "#3a7d44", "int4": "#c4622d", "powersgd": "#8e4585"}
+_COLOURS = {"none": "#76808c", "fp16": "#3b6ea8", "int8": "#3a7d44", "int4": "#c4622d", "int2": "#b8860b",
+            "powersgd": "#8e4585"}  # fmt: skip
 _OTHER = "#2a8b8b"
 TITLES = ("gradient", "way", "topology", "pieces", "each sends", "plain sums", "expected", "steps", "speed-up")
 NOTE = (

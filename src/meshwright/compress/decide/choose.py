@@ -55,6 +55,20 @@ def decide(
     return worth(plain, _best(facts, near, costs, kept), best)
 
 
+def single(
+    facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
+) -> Decision:
+    """The best of one way for all units (but those that are not allowed it), under the same rule as `decide`."""
+    space = [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
+    found = [_uniform(facts, way, space, costs) for way in ways]
+    best = min((one for one, _ in found), key=lambda one: one.price)
+    plain = [one for one, way in found if way.exact]
+    if not plain:
+        return best
+    nearly = min((one for one, _ in found if all(way.near for way in one.ways)), key=lambda one: one.price)
+    return worth(plain[0], nearly, best)
+
+
 def worth(plain: Decision, nearly: Decision, best: Decision) -> Decision:
     """What is kept of exact sums, the best of 16 bits or more, and the best of all."""
     safe = nearly if nearly.price < plain.price * (1 - PAYS) else plain

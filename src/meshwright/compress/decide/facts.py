@@ -28,14 +28,13 @@ class Way:
     def name(self) -> str:
         """
         >>> Way(Choice(codec("powersgd", rank=8))).name, Way(Choice()).name, Way(Choice(codec("int8"), "ring")).name
-        ('powersgd rank=8', 'none', 'int8 ring')
+        ('powersgd rank=8 gather', 'none', 'int8 ring')
         """
         kind = self.choice.codec
         if kind is None:
             return "none"
         told = [f"{key}={value}" for key, value in unusual(kind).items()]
-        over = [] if kind.rounds > 1 else [self.choice.topology]
-        return " ".join([kind.name, *told, *over])
+        return " ".join([kind.name, *told, self.choice.topology])
 
     @property
     def exact(self) -> bool:
@@ -51,11 +50,13 @@ class Way:
 def usual() -> tuple[Way, ...]:
     """Ways that reach the loss of exact sums within 2 % (with error feedback), by what they cost in steps."""
     ways = [Way(Choice())]
-    for name, steps in (("fp16", 1.0), ("int8", 1.0), ("int4", 1.02)):
+    for name, steps in (("fp16", 1.0), ("int8", 1.0), ("int4", 1.02), ("int2", 1.1)):
         made = codec(name)
-        ways += [Way(Choice(made, "scatter", piece), steps) for piece in (1 << 18, 1 << 20)]
+        ways += [Way(Choice(made, "scatter", piece), steps) for piece in (1 << 20, 1 << 22)]
         ways += [Way(Choice(made, topology), steps) for topology in ("gather", "ring")]
-    ways += [Way(Choice(codec("powersgd", rank=rank)), steps) for rank, steps in ((32, 1.1), (16, 1.18), (8, 1.35))]
+    for rank, steps in ((32, 1.05), (16, 1.1), (8, 1.33)):
+        made = codec("powersgd", rank=rank)
+        ways += [Way(Choice(made, topology), steps) for topology in ("gather", "scatter")]
     return tuple(ways)
 
 

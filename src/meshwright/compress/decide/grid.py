@@ -60,8 +60,8 @@ class Cell:
 def short(way: Way) -> str:
     """A way in a word or two.
 
-    >>> sorted({short(way) for way in usual()})[:4]
-    ['fp16', 'int4', 'int8', 'none']
+    >>> sorted({short(way) for way in usual()})[:5]
+    ['fp16', 'int2', 'int4', 'int8', 'none']
     """
     kind = way.choice.codec
     if kind is None:

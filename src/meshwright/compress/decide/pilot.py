@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from meshwright.compress.decide.choose import Decision, decide, priced, steps_of
+from meshwright.compress.decide.choose import Decision, decide, priced, single, steps_of
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
 from meshwright.compress.decide.link import Submit, measured, neighbours, probe_size, probed, told
@@ -37,6 +37,7 @@ _FIRST = 2  # the step of the first vote: DDP cuts its buckets anew after one
 _OFF = 0.25  # part by which a step may differ from what was expected before the link is looked at
 _PROBING = 0.01  # part of the time that probes may take
 _BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
+_MIXED = 0.05  # part by which a mixture must be better than one way for all: every change of way is a message more
 _APART = 2.0  # seconds between votes, where steps are shorter
 _REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
@@ -66,6 +67,7 @@ class Pilot:
         self._errors = Errors(auto) if auto.guard is not None else None
         self._ways: dict[Unit, Way] = {}
         self._pace = 1.0  # of the worker, against rehearsals
+        self._priced: dict[tuple[Way, Any], list[Strand]] = {}  # at that pace
         self._drag = 1.0  # of steps, against simulations: what else runs on this machine
         self._probe, self._unprobed = (
             probe_size(wire, submit) if wire.size > 1 else 0,
@@ -198,6 +200,7 @@ class Pilot:
         self.history[-1] = replace(before, seen=seconds)
         planned = before.decision.times.worker / self._pace
         self._pace = worked / planned if planned and worked else self._pace
+        self._priced.clear()
         off = abs(seconds / before.expected - 1) > _OFF
         changed = self._look_at_link(seconds, off=off)
         if not changed:
@@ -252,7 +255,10 @@ class Pilot:
         if self._errors:
             kept = self._errors.allowed(known_as, self.auto.ways)
             allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
-        best = decide(facts, self.auto.ways, self._costs, allowed)
+        best = single(facts, self.auto.ways, self._costs, allowed)
+        if self.history or facts.ready[-1]:  # else nothing is known but the link
+            mixed = decide(facts, self.auto.ways, self._costs, allowed)
+            best = mixed if mixed.price < best.price * (1 - _MIXED) else best
         now = [self._ways.get(name) for name in known_as]
         if not self.history or any(
             way is None or (allowed and way not in allowed[unit]) for unit, way in zip(facts.units, now, strict=True)
@@ -263,5 +269,9 @@ class Pilot:
         return best if safer or best.price < stays.price * (1 - _BETTER) else stays
 
     def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
-        strands = self._rehearsal.strands(way.choice, shapes)
-        return [tuple(replace(leg, work=leg.work * self._pace) for leg in strand) for strand in strands]
+        """Legs of gradients, at the worker's pace; a decision asks for the same ones hundreds of times."""
+        if (way, shapes) not in self._priced:
+            strands = self._rehearsal.strands(way.choice, shapes)
+            paced = [tuple(replace(leg, work=leg.work * self._pace) for leg in strand) for strand in strands]
+            self._priced[way, shapes] = paced
+        return self._priced[way, shapes]

@@ -36,7 +36,5 @@ def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compress
 
 def _rule(layers: str, way: Way) -> Compression:
     kind = way.choice.codec
-    options: dict[str, float | str] = unusual(kind)
-    if kind.rounds == 1:
-        options["topology"] = way.choice.topology
+    options: dict[str, float | str] = {**unusual(kind), "topology": way.choice.topology}
     return Compression(layers=layers, algorithm=kind.name, options=options)

@@ -132,4 +132,5 @@ class Bucket:
         options, wire = choice.codec.options, self._wires.all
         factors = Factors([self._shapes[i] for i in mine], options["rank"], self._device)
         factors.keep_in(self._warm.flat((self._keys[mine[0]],), (sum(factors.seconds),), self._device))
-        return LowRank(factors, wire, codec(options["factors"]) if options["factors"] else None, self._device)
+        shrunk = codec(options["factors"]) if options["factors"] else None
+        return LowRank(factors, wire, shrunk, self._device, choice.topology)

@@ -14,7 +14,7 @@ from meshwright.compress.sync.wire import Transfer, Wire
 from meshwright.errors import InputError
 
 _SMALL = 1 << 16  # bytes up to which everyone sends all to everyone: one round instead of two
-_FEW = 4  # processes up to which everyone sends encoded factors to everyone
+_FEW = 4  # processes up to which everyone may send encoded factors to everyone
 
 
 class Plain:
@@ -137,16 +137,18 @@ class LowRank:
     """Two rounds of sums of thin factors (PowerSGD), which a codec may shrink once more.
 
     Factors need no error feedback of their own: residuals are what a process had more than the product that all agree on,
-    however that came about. What is sent as it is does: what its codec loses goes to the residual.
+    however that came about. What is sent as it is does: what its codec loses goes to the residual. Encoded factors go to
+    everyone in one round if the topology is "gather" and processes are few, else in two with fewer bytes.
     """
 
     rounds = 4  # at most: each sum takes one or two
     mean = True
 
-    def __init__(self, batch: Any, wire: Wire, codec: Any, device: torch.device) -> None:
+    def __init__(self, batch: Any, wire: Wire, codec: Any, device: torch.device, topology: str) -> None:
         self.batch, self.wire = batch, wire
         sizes = (batch.firsts, [count for count in batch.seconds if count])
-        make = Gather if wire.size <= _FEW else Scatter
+        most = _FEW if topology == "gather" else 2
+        make = Gather if wire.size <= most else Scatter
         self._sums = [
             make(codec, tuple(counts), wire, device) if codec else Total(wire, sum(counts), torch.float32)
             for counts in sizes
