@@ -1,6 +1,7 @@
 """Training over slow links: DDP and its hooks against ours, by seconds per step, bytes, and seconds to a validation loss.
 
     python benchmarks/compress_network.py [--rates 50 200 500 0] [--model mlp text] [--ours int8/scatter onebit/gather]
+    python benchmarks/compress_network.py --reshape 500 50 500  # links change during a run: what is decided, when
 
 Four ranks on CPUs (gloo), each in a network namespace behind a link of `--rates` Mbit/s (0: no limit), which needs root and
 iproute2; elsewhere links are imitated by waiting, which is rough. All modes run in one world, one after the other, from the
@@ -282,10 +283,18 @@ def rank_main(rank: int, address: str, port: int, device: str) -> None:
 # --- around them
 
 
-def ask(processes: list[Any], order: dict[str, Any]) -> list[dict[str, Any]]:
+def order_all(processes: list[Any], order: dict[str, Any]) -> None:
     for process in processes:
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
+
+
+def ask(processes: list[Any], order: dict[str, Any]) -> list[dict[str, Any]]:
+    order_all(processes, order)
+    return answers(processes)
+
+
+def answers(processes: list[Any]) -> list[dict[str, Any]]:
     lines = [process.stdout.readline() for process in processes]
     if not all(lines):
         raise SystemExit("a rank has ended; see above")
@@ -322,6 +331,31 @@ def measured(asked: argparse.Namespace, processes: list[Any], star: Any) -> list
                     found.append({"rate": rate, "model": model, "mode": mode, "carried": mbit, **row(got)})
                     show(found[-1])
     return found
+
+
+def reshaped(asked: argparse.Namespace, processes: list[Any], star: Any) -> None:
+    """One run of each model, during which links change (`tc qdisc change`): looks, with what was measured and decided."""
+    for model in asked.model:
+        star.shape(f"{asked.reshape[0]}mbit")
+        ask(processes, {"check": True})
+        seconds = asked.limit / len(asked.reshape)
+        begin = time.monotonic()
+        order_all(
+            processes, {"model": model, "mode": "auto", "steps": 10**6, "target": 0.0, "limit": asked.limit, "rate": 0}
+        )
+        for place, rate in enumerate(asked.reshape[1:], 1):
+            time.sleep(max(begin + place * seconds - time.monotonic(), 0))
+            star.shape(f"{rate}mbit")
+        one = answers(processes)[0]
+        print(f"\n{model}: links of {asked.reshape} Mbit/s, one after the other, for about {seconds:.0f} s each")
+        print(f"{'step':>5} {'after s':>8} {'link':>6} {'expected':>9} {'seen':>7}  from then on")
+        before = ""
+        for look in one["decisions"]:
+            at = sum(one["each"][: look["step"]])
+            ways = ", ".join(look["ways"])
+            times = f"{look['expected']:9.3f} {look['seen']:7.3f}"
+            print(f"{look['step']:5} {at:8.1f} {look['mbit']:6.0f} {times}  {ways if ways != before else '...'}")
+            before = ways
 
 
 def row(got: list[dict[str, Any]]) -> dict[str, Any]:
@@ -376,6 +410,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds of training that a run may take")
     parser.add_argument("--target", type=float, help="the validation loss to reach; each model has one of its own")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--reshape", type=int, nargs="*", help="Mbit/s of links during one run, one after the other")
     parser.add_argument("--imitate", action="store_true", help="imitate links though namespaces could be made")
     parser.add_argument("--write", type=Path, help="a file for all figures")
     asked = parser.parse_args()
@@ -387,6 +422,9 @@ def main() -> None:
             print("no namespaces (they need root, Linux and iproute2): links are imitated by waiting")
         processes = list(started(star))
         try:
+            if asked.reshape and star:
+                reshaped(asked, processes, star)
+                return
             found = measured(asked, processes, star)
         finally:
             for process in processes:

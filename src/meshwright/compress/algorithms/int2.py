@@ -1,6 +1,6 @@
 """2 bits for each number, four evenly spaced levels around 0, and one step for each block of them.
 
-Small numbers are sent too large; with error feedback that is made good later (docs/measurements.md has what it costs in steps).
+Small numbers are sent too large; error feedback makes that good later (what it costs in steps: docs/measurements.md).
 """
 
 from meshwright.compress.language import Fields, Node, Sent, largest, magnitude, pack, where
