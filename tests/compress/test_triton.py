@@ -15,12 +15,12 @@ from tests.packages import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 POINTERS = {
-    "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64", "state": "*i64",
-    "board": "*i64", "found": "*i32", "words": "*i32", "numbers": "*i32",
+    "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64",
+    "board": "*i64", "found": "*i32", "sums": "*i32", "words": "*i32", "numbers": "*i32",
     **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "values"], "*fp32"),
 }  # fmt: skip
 WHOLE = dict.fromkeys(["seed", "many"], "i32")
-CHOICES = {"ALIGNED": 16, "width": 8, "wide": 1024, "WIDE": 512, "SHARE": 32, "CHAIN": 2, "chain": 2}  # others are on
+CHOICES = {"ALIGNED": 16, "width": 8, "listed": 16, "LISTED": 16, "wide": 1024, "WIDE": 512, "SHARE": 32, "CHAIN": 2, "chain": 2}  # others are on
 
 
 @pytest.mark.skipif(not installed("triton"), reason="no Triton")

@@ -46,12 +46,12 @@ class TritonBatch(Batch):
         lengths = np.array(self.counts, np.int64)
         # Where numbers are chosen, a gradient's last tile says how many: one without numbers has a tile, too.
         self._tiles, first, many = self._tiling(lengths, self._tile, least=int(self._part > 0))
+        self._groups, groups = self._grouped(first, many)
         self._segments = self._table(
-            np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room),
+            np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room), groups,
             *(np.array(column) for column in self._fields()),
         )  # fmt: skip
         self._chosen = self._tiling(np.array(self._room, np.int64), self._tile, inside=True)[0]
-        self._groups = self._grouped(first, many)
         self._in_order = in_order(program)
         self._decoded = self._tiling(lengths, SPREAD)[0] if self._in_order else self._tiles
         # Programs that search a threshold together must all run at once; the interpreter runs one after the other.
@@ -65,6 +65,12 @@ class TritonBatch(Batch):
         self._scratch(len(self._tiles), len(self._shape.stats))
         aligned = int(np.gcd.reduce(np.array([16, *self.starts[:-1]])))
         self._aligned = aligned & -aligned
+
+    @property
+    def _listed(self) -> int:
+        """Tiles of a group, where numbers are chosen by a test; else 0."""
+        choice = self._last.choice
+        return 0 if choice is None or choice.op == "drawn" else self._shape.listed
 
     @property
     def _part(self) -> float:
@@ -92,14 +98,16 @@ class TritonBatch(Batch):
         at = np.array(self.starts[:-1], np.int64)[which] + (0 if inside else start)
         return self._table(at, which, start, np.minimum(lengths[which] - start, size)), first, many
 
-    def _grouped(self, first: Any, many: Any) -> Tensor:
-        """Groups of tiles of one gradient: the first, how many, gradient, first group of the gradient."""
+    def _grouped(self, first: Any, many: Any) -> tuple[Tensor, Any]:
+        """Groups of tiles of one gradient (the first, how many, gradient, first group of the gradient), and the first of each
+        gradient."""
         size = self._shape.listed
         groups = -(-many // size)
         which = np.repeat(np.arange(len(groups)), groups)
         start = np.cumsum(groups) - groups
         inside = (np.arange(len(which)) - start[which]) * size
-        return self._table(first[which] + inside, np.minimum(many[which] - inside, size), which, start[which])
+        table = self._table(first[which] + inside, np.minimum(many[which] - inside, size), which, start[which])
+        return table, start
 
     def _scratch(self, tiles: int, stats: int) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,7 +120,7 @@ class TritonBatch(Batch):
         self._words = empty(chosen * self._tile // 32, dtype=torch.int32)
         self._numbers = empty(chosen * self._shape.slots, dtype=torch.int32)
         self._values = empty(chosen * self._shape.slots)
-        self._state = empty(max(len(self._groups), 1), dtype=torch.int64)
+        self._sums = empty(max(len(self._groups), 1), dtype=torch.int32)  # how many every group of tiles has
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
         if self.program.agrees is not None:
@@ -129,9 +137,8 @@ class TritonBatch(Batch):
         run = Run(self, flat, message, residual, seed)
         agrees = self.program.agrees
         if agrees is not None and not agreed:
-            self._before([agrees.args[0]], run, flag=False)
+            self._before([agrees.args[0]], run, flag=True)
             self._agree(run)
-        run.flagged = False
         self._before([one.node for one in self._last.fields], run, flag=True)
         self._write(run)
 
@@ -155,20 +162,21 @@ class TritonBatch(Batch):
                     self._searches[id(node)].launch(self, run)
 
     def _write(self, run: Run) -> None:
-        if self._last.choice is not None:
-            run.over("choose", flag=not run.flagged, **run.few)
+        if not (run.cleared or (run.flagged and not self._listed)):
+            run.launch(
+                "heads", len(self.counts), run.message, self._segments, self._sums, self._shape.width, self._listed,
+                run.flagged, warps=1,
+            )  # fmt: skip
+        flag = not run.flagged
+        if self._last.choice is None:
+            run.over("write_message", flag=flag)
+            return
+        run.over("choose", flag=flag, **run.few)
+        if self._listed:
             run.launch(
                 "collect", len(self._groups), run.flat, run.kept, run.message, self.agreed, self._tiles, self._segments,
-                self._groups, self._partial, self._stats, self._found, self._words, self._numbers, self._values, self._state,
-                run.seed, not run.flagged, run.residual is not None, warps=self._warps,
-                last=(32 * self._warps, self._aligned), maxnreg=COLLECTING,
-            )  # fmt: skip
-            return
-        run.over("write_message", flag=not run.flagged)
-        if not run.flagged:
-            run.launch(
-                "heads", len(self.counts), run.message, self._segments, self._partial, self._shape.width, self._wide,
-                warps=self._joining,
+                self._groups, self._stats, self._found, self._sums, self._words, self._numbers, self._values, run.seed,
+                run.residual is not None, warps=self._warps, last=(32 * self._warps, self._aligned), maxnreg=COLLECTING,
             )  # fmt: skip
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:

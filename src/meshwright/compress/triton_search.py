@@ -6,7 +6,7 @@ from textwrap import indent
 
 from meshwright.compress.language import Node
 from meshwright.compress.program import ROUNDS, RUN, walk
-from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel
+from meshwright.compress.triton_kernel import JUDGING, LOADING, in_turns, kernel
 from meshwright.compress.triton_values import Body, Shape
 from meshwright.errors import InputError
 
@@ -28,6 +28,7 @@ _PROGRAM = f"""
     follow(CHAIN)
     mark = ((tl.load(board + mine * 16) >> 32) + 1) & 0x7FFFFFFF
     tl.debug_barrier()  # all threads have read it"""
+_CLEARING = "CLEAR: tl.constexpr, LISTED: tl.constexpr, TOLD: tl.constexpr"
 _OPTIONS = "RESIDUAL: tl.constexpr, SHARE: tl.constexpr, ALIGNED: tl.constexpr, CHAIN: tl.constexpr"
 
 
@@ -63,7 +64,10 @@ def look_{slot}({passed}, chunk, RESIDUAL: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def search_{slot}({_ARGUMENTS}, programs, board, seed, many, {_OPTIONS}):{_PROGRAM}
+def search_{slot}({_ARGUMENTS}, programs, board, seed, many, message, sums, {_CLEARING}, {_OPTIONS}):{_PROGRAM}
+    if CLEAR:
+        if mine == first:
+            cleared(message, segments + segment * {shape.width}, sums, LISTED, TOLD)
     high = tl.zeros((), tl.float32)
 {_top(slot, passed)}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
@@ -119,24 +123,24 @@ def refining(shape: Shape, node: Node) -> str:
         "word = tl.load(own)",
         "here = ones(word.to(tl.uint32, bitcast=True))",
         "tl.store(found + tile, tl.sum(here, 0))",
-        f"list_{slot}({_LISTED}, tl.cumsum(here, 0) - here, tl.max(here, 0), RESIDUAL)",
+        f"list_{slot}({_LISTED}, tl.cumsum(here, 0) - here, RESIDUAL)",
     ]
     one = Body(shape)
     listed = one.full(node.args[0])
-    turn = [*LOWEST, "inside = word != 0", "number, zero = start + offset, offset * 0", *LOADING, *JUDGING, *one.lines]
+    wrote = [
+        "number, zero = start + offset, offset * 0", *one.lines,
+        f"tl.store(to + place, {listed}, mask=inside & (place < {slots}))",
+    ]  # fmt: skip
     passed = _passed()
     return f"""{_seen(shape, node, "tile", shape.size)}
 
 
 @triton.jit
-def list_{slot}({_LISTED}, place, left, RESIDUAL: tl.constexpr):
+def list_{slot}({_LISTED}, place, RESIDUAL: tl.constexpr):
     which, facts = tl.arange(0, {words}) * 32, segments + segment * {shape.width}
     WHOLE: tl.constexpr = False
     to = values + tile.to(tl.int64) * {slots}
-    while left > 0:
-{indent(chr(10).join(turn), "        ")}
-        tl.store(to + place, {listed}, mask=inside & (place < {slots}))
-{indent(chr(10).join(NEXT), "        ")}
+{indent(chr(10).join(in_turns(wrote)), "    ")}
 
 {kernel(shape, f"pass_{slot}", body)}
 

@@ -9,7 +9,8 @@ from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compress.program import Program, is_barrier, walk
 
 COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
-FIXED = 6  # of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones
+# Facts of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones, first group.
+FIXED = 7
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u8": "uint8", "u16": "uint16",
          "i8": "int8", "i16": "int16"}  # fmt: skip
 _CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "floor": "tl.floor", "round": "nearest",
@@ -22,7 +23,7 @@ _CLOSED = frozenset(["add", "sub", "neg", "min", "max", "where"])  # whole numbe
 LISTED = 2048  # places of lists that one program reads
 
 
-TILE = """tile = tl.program_id(0)
+TILE = """tile = {place}
 row = tiles + tile.to(tl.int64) * 4
 at = tl.multiple_of(tl.load(row), ALIGNED)
 segment = tl.load(row + 1).to(tl.int32)
@@ -55,9 +56,9 @@ class Shape:
             user = users[id(node)][0] if len(users[id(node)]) == 1 else node
             if user.op == "max" and _within(user):
                 return len(users[id(user)]) == 1 and users[id(user)][0].op == "min" and _within(users[id(user)][0])
-            return user is not node and user.op in {"add", "sub"} and _within(user) and is_cut(user)
+            return user is not node and user.op in {"add", "sub", "min"} and _within(user) and is_cut(user)
 
-        return frozenset(key for key, node in found.items() if node.op == "round" and is_cut(node))
+        return frozenset(key for key, node in found.items() if node.op in {"round", "floor"} and is_cut(node))
 
     @property
     def slots(self) -> int:
@@ -184,8 +185,8 @@ class Body:
         args = [self.of(arg, wanted) for arg in node.args]
         if op in SYMBOLS:
             return self.let(f"{args[0]} {SYMBOLS[op]} {args[1]}")
-        if op == "round" and id(node) in self.shape.cut:
-            return self.let(f"nearest_small({args[0]})")
+        if op in {"round", "floor"} and id(node) in self.shape.cut:
+            return self.let(f"{'nearest' if op == 'round' else 'floor'}_small({args[0]})")
         if op in {"neg", "not"}:
             return self.let(f"-{args[0]}" if op == "neg" else f"{args[0]} == 0")
         return self.let(f"{_CALLS[op]}({', '.join(args)})")
