@@ -50,8 +50,8 @@ INLINE float to_f32(float x) { return x; }
 INLINE uint32_t hashed(uint32_t index, uint32_t seed) {
     uint32_t x = index * 0x9E3779B1u + seed * 0x85EBCA77u;
     x ^= x >> 16; x *= 0x7FEB352Du;
-    x ^= x >> 15; x *= 0x846CA68Bu;
-    return x ^ (x >> 16);
+    x ^= x >> 15;
+    return x * 0x846CA68Bu; /* the first bits are the best */
 }
 INLINE float uniform_at(uint32_t index, uint32_t seed) {
     return (float)(int32_t)(hashed(index, seed) >> 9) * 0x1p-23f;

@@ -201,8 +201,7 @@ def hashed(count: int, seed: int) -> Array:
     """32 bits for every place, from it and the seed."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(seed * 0x85EBCA77 & 0xFFFFFFFF)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return np.asarray(x ^ (x >> np.uint32(16)), np.uint32)
+    return np.asarray((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B), np.uint32)
 
 
 def uniform(count: int, seed: int) -> Array:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from textwrap import indent
 
 from meshwright.compress.program import Pass
-from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, LOWEST, NEXT, fields_of, in_turns, kernel
+from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, LOWEST, NEXT, fields_of
+from meshwright.compress.triton_listing import listing, tested
 from meshwright.compress.triton_values import TILE, Body, Shape
 from meshwright.errors import InputError
 
 _TURNS = "flat, residual, message, agreed, segments, stats, seed, at, segment, start, word, place, room, left"
-_LISTS = "flat, residual, numbers, values, tile, at, start, word, place"
 _GROUPS = (
     "flat, residual, message, agreed, tiles, segments, groups, stats, found, sums, words, numbers, values, seed, "
     "RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr"
@@ -33,54 +33,27 @@ def choosing(shape: Shape, last: Pass) -> str:
     return "\n\n".join([_listing(shape, last), _turns(shape, last), _again(shape, last), _collecting(shape, last)])
 
 
-def _tested(shape: Shape, last: Pass, body: Body) -> list[str]:
-    """One bit for each number that passes, in words of 32; bad ones never do. The words are written and read, so that each
-    thread has one of them: those that it has found are the same in many threads."""
-    assert last.choice is not None
-    test = body.of(last.choice)
-    return [
-        f"passing = hide({test} & good, inside, False, WHOLE)",
-        f"bits = tl.reshape(passing, ({shape.size // 32}, 32))",
-        f"own = words + tile.to(tl.int64) * {shape.size // 32} + tl.arange(0, {shape.size // 32})",
-        "tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, 32))[None, :], 0), 1))",
-        "tl.debug_barrier()",
-        "word = tl.load(own)",
-        "here = ones(word.to(tl.uint32, bitcast=True))",
-    ]
-
-
 def _listing(shape: Shape, last: Pass) -> str:
-    """Numbers that pass are read again one of each 32 in each turn, from the cache. The residual becomes what the message
-    will lack if there is room for all."""
-    body = Body(shape)
-    lines = _tested(shape, last, body)
-    body.lines += [
-        *lines,
-        "all_here = tl.sum(here, 0)",
+    """The residual becomes what the message will lack if there is room for all."""
+    assert last.choice is not None
+    after = [
         "tl.store(found + tile, all_here)",
         f"tl.atomic_add(sums + tl.load(facts + 6) + start // {shape.size * shape.listed}, all_here, sem='relaxed')",
         *FLAGGED,
-        f"if all_here <= {shape.slots}:",
-        f"    to_list({_LISTS.replace('place', 'tl.cumsum(here, 0) - here')}, RESIDUAL)",
     ]
     if last.result is not None:
-        rest = body.further()
-        said = rest.of(last.result, "float")
-        rest.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
-        body.lines += ["    if RESIDUAL:", "        kept = passing"]
-        body.lines += ["        tl.debug_barrier()  # they have been read", *("        " + line for line in rest.lines)]
+        body = Body(shape)
+        passing = body.of(last.choice)
+        body.lines.append(f"kept = {passing} & good")
+        said = body.of(last.result, "float")
+        body.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
+        after += [f"if RESIDUAL and all_here <= {shape.slots}:", "    tl.debug_barrier()  # they have been read"]
+        after += ["    " + line for line in body.lines]
     wrote = [
-        "tl.store(numbers + to + place, start + offset, mask=inside)",
+        "tl.store(numbers + to + place, number, mask=inside)",
         "tl.store(values + to + place, x, mask=inside)",
     ]
-    return f"""
-@triton.jit
-def to_list({_LISTS}, RESIDUAL: tl.constexpr):
-    which = tl.arange(0, {shape.size // 32}) * 32
-    WHOLE: tl.constexpr = False
-    to = tile.to(tl.int64) * {shape.slots}
-{indent(chr(10).join(in_turns(wrote)), "    ")}
-{kernel(shape, "choose", body)}"""
+    return listing(shape, "choose", last.choice, wrote, after)
 
 
 def _turns(shape: Shape, last: Pass) -> str:
@@ -115,8 +88,8 @@ def write_chosen({_TURNS}, RESIDUAL: tl.constexpr):
 
 def _again(shape: Shape, last: Pass) -> str:
     """A tile that has too many for its list."""
-    body = Body(shape)
-    lines = _tested(shape, last, body)
+    assert last.choice is not None
+    lines = tested(shape, last.choice, Body(shape))
     return f"""
 @triton.jit
 def test_again(flat, residual, message, agreed, tiles, segments, stats, words, seed, tile, before, room,
@@ -126,7 +99,7 @@ def test_again(flat, residual, message, agreed, tiles, segments, stats, words, s
     offset = tl.arange(0, {shape.size // shape.columns})[:, None] * {shape.columns} + tl.arange(0, {shape.columns})[None, :]
     number, inside = start + offset, offset < length
     zero, facts = offset * 0, segments + segment * {shape.width}
-{indent(chr(10).join([*LOADING, *JUDGING, *body.lines, *lines]), "    ")}
+{indent(chr(10).join([*LOADING, *JUDGING, *lines]), "    ")}
     place = before + tl.cumsum(here, 0) - here
     if RESIDUAL:
         write(residual + at + offset, tl.where(good, x, old), inside, WHOLE)

@@ -34,7 +34,6 @@ LOWEST = [
     "offset = which + ((lowest >> 23) & 255) - 127",
 ]
 NEXT = ["word &= word - 1", "place += 1"]
-TURNS = 3  # numbers of a word that are read at once
 # A kernel that was launched before has written that no number is bad.
 FLAGGED = ["if FLAG:", "    if none != 0.0:", "        tl.store((message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32)), 1)"]
 
@@ -100,21 +99,3 @@ def fields_of(shape: Shape, last: Pass, body: Body, *, chosen: bool) -> list[str
     fields = [(i, one) for i, one in enumerate(last.fields) if one.sent and (one.over == "chosen") == chosen]
     lines = [line for i, one in fields for line in stored(shape, body, one, i)]
     return [*body.lines, *lines]
-
-
-def in_turns(done: list[str]) -> list[str]:
-    """Read the lowest numbers of each word again, from the cache, and do something with them; place counts them. Some are
-    read before anything is done, since each reading waits."""
-    read, used = [*LOWEST, "inside = word != 0", *LOADING], [*JUDGING, *done]
-    lines: list[str] = []
-    for turn in range(TURNS):
-        lines += [*read, f"offset_{turn}, inside_{turn}, x_{turn}, old_{turn} = offset, inside, x, old", NEXT[0]]
-    for turn in range(TURNS):
-        lines += [f"offset, inside, x, old = offset_{turn}, inside_{turn}, x_{turn}, old_{turn}", *used, NEXT[1]]
-    return [
-        *lines,
-        "left = tl.max((word != 0).to(tl.int32), 0)",
-        "while left > 0:",
-        *("    " + line for line in [*read, *used, *NEXT]),
-        "    left = tl.max((word != 0).to(tl.int32), 0)",
-    ]

@@ -68,21 +68,13 @@ def small(x):
 
 
 @triton.jit
-def floor_small(x):
-    """The next whole number below, where numbers beyond 2^22 need only stay about as large, since they are cut off."""
-    near = (x + 12582912.0) - 12582912.0
-    return near - tl.where(near > x, 1.0, 0.0)
-
-
-@triton.jit
 def hashed(number, seed):
     """32 bits from the place and from what the seed was made into."""
     x = number.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
-    x *= 0x846CA68B
-    return x ^ (x >> 16)
+    return x * 0x846CA68B
 
 
 @triton.jit
@@ -108,7 +100,7 @@ def put(pointer, code, length, whole: tl.constexpr, bits: tl.constexpr, rows: tl
         packed = tl.sum(many, axis=2).to(to)
     at = tl.arange(0, rows)[:, None] * (columns // each) + tl.arange(0, columns // each)[None, :]
     if wide == 16:
-        at = tl.max_contiguous(at, [1, 1])  # else the compiler would first bring together what one thread can write
+        at = tl.multiple_of(at, [1, 1])  # else the compiler would first bring together what one thread can write
     write(pointer.to(tl.pointer_type(to)) + at, packed, at < (length + each - 1) // each, whole)
 
 

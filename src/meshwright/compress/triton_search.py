@@ -6,7 +6,8 @@ from textwrap import indent
 
 from meshwright.compress.language import Node
 from meshwright.compress.program import ROUNDS, RUN, walk
-from meshwright.compress.triton_kernel import JUDGING, LOADING, in_turns, kernel
+from meshwright.compress.triton_kernel import JUDGING, LOADING
+from meshwright.compress.triton_listing import listing
 from meshwright.compress.triton_values import Body, Shape
 from meshwright.errors import InputError
 
@@ -18,7 +19,6 @@ GUESS = 1024  # one in so many runs is looked at for a first guess of what all n
 MARGIN = 1.25  # times as many numbers as wanted are listed by a guess
 
 _ARGUMENTS = "flat, residual, agreed, segments, stats"
-_LISTED = "flat, residual, agreed, segments, stats, values, seed, tile, at, segment, start, word"
 _PROGRAM = f"""
     row = programs + tl.program_id(0) * {FACTS}
     segment, mine, first = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
@@ -112,37 +112,17 @@ def refining(shape: Shape, node: Node) -> str:
     """A threshold over all numbers: those that reach a guess are listed, tile by tile, and the search is among them. A tile
     whose list is too short is looked at as a whole in every round; if the guess was too high, all numbers are."""
     slot, slots = shape.stats[id(node)], shape.slots
-    tiles, words = max(1, LANES // slots), shape.size // 32
-    body = Body(shape)
-    value = body.let(f"hide({body.full(node.args[0])}, inside, -1.0, WHOLE)")
-    body.lines += [
-        f"bits = tl.reshape({value} >= tl.load(stats + segment * {len(shape.stats)} + {slot}), ({words}, 32))",
-        f"own = words + tile.to(tl.int64) * {words} + tl.arange(0, {words})",
-        "tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, 32))[None, :], 0), 1))",
-        "tl.debug_barrier()",
-        "word = tl.load(own)",
-        "here = ones(word.to(tl.uint32, bitcast=True))",
-        "tl.store(found + tile, tl.sum(here, 0))",
-        f"list_{slot}({_LISTED}, tl.cumsum(here, 0) - here, RESIDUAL)",
-    ]
+    tiles = max(1, LANES // slots)
     one = Body(shape)
     listed = one.full(node.args[0])
-    wrote = [
-        "number, zero = start + offset, offset * 0", *one.lines,
-        f"tl.store(to + place, {listed}, mask=inside & (place < {slots}))",
-    ]  # fmt: skip
+    wrote = [*one.lines, f"tl.store(values + to + place, {listed}, mask=inside)"]
+    # What the guess was is where the answer will be.
+    reaching = Node("ge", (node.args[0], node), kind="bool")
     passed = _passed()
     return f"""{_seen(shape, node, "tile", shape.size)}
 
 
-@triton.jit
-def list_{slot}({_LISTED}, place, RESIDUAL: tl.constexpr):
-    which, facts = tl.arange(0, {words}) * 32, segments + segment * {shape.width}
-    WHOLE: tl.constexpr = False
-    to = values + tile.to(tl.int64) * {slots}
-{indent(chr(10).join(in_turns(wrote)), "    ")}
-
-{kernel(shape, f"pass_{slot}", body)}
+{listing(shape, f"pass_{slot}", reaching, wrote, ["tl.store(found + tile, all_here)"], bad=True)}
 
 @triton.jit
 def listed_{slot}(found, values, tile, end):

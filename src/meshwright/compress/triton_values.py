@@ -56,9 +56,9 @@ class Shape:
             user = users[id(node)][0] if len(users[id(node)]) == 1 else node
             if user.op == "max" and _within(user):
                 return len(users[id(user)]) == 1 and users[id(user)][0].op == "min" and _within(users[id(user)][0])
-            return user is not node and user.op in {"add", "sub", "min"} and _within(user) and is_cut(user)
+            return user is not node and user.op in {"add", "sub"} and _within(user) and is_cut(user)
 
-        return frozenset(key for key, node in found.items() if node.op in {"round", "floor"} and is_cut(node))
+        return frozenset(key for key, node in found.items() if node.op == "round" and is_cut(node))
 
     @property
     def slots(self) -> int:
@@ -185,8 +185,8 @@ class Body:
         args = [self.of(arg, wanted) for arg in node.args]
         if op in SYMBOLS:
             return self.let(f"{args[0]} {SYMBOLS[op]} {args[1]}")
-        if op in {"round", "floor"} and id(node) in self.shape.cut:
-            return self.let(f"{'nearest' if op == 'round' else 'floor'}_small({args[0]})")
+        if op == "round" and id(node) in self.shape.cut:
+            return self.let(f"nearest_small({args[0]})")
         if op in {"neg", "not"}:
             return self.let(f"-{args[0]}" if op == "neg" else f"{args[0]} == 0")
         return self.let(f"{_CALLS[op]}({', '.join(args)})")
