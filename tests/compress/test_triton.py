@@ -16,7 +16,7 @@ from tests.packages import installed
 ROOT = Path(__file__).resolve().parents[2]
 POINTERS = {
     "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64",
-    "board": "*i64", "found": "*i32", "sums": "*i32", "words": "*i32", "numbers": "*i32",
+    "board": "*i64", "found": "*i32", "sums": "*i32", "words": "*i32", "listed": "*i64",
     **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "values"], "*fp32"),
 }  # fmt: skip
 WHOLE = dict.fromkeys(["seed", "many"], "i32")

@@ -118,8 +118,8 @@ class TritonBatch(Batch):
         chosen = max(tiles, 1) if self._part or self._searches else 1
         self._found = empty(chosen, dtype=torch.int32)  # how many numbers every tile has chosen, and lists of them
         self._words = empty(chosen * self._tile // 32, dtype=torch.int32)
-        self._numbers = empty(chosen * self._shape.slots, dtype=torch.int32)
-        self._values = empty(chosen * self._shape.slots)
+        self._lists = empty(chosen * self._shape.slots, dtype=torch.int64)  # places and numbers
+        self._values = empty(chosen * self._shape.slots if self._searches else 1)
         self._sums = empty(max(len(self._groups), 1), dtype=torch.int32)  # how many every group of tiles has
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
@@ -175,7 +175,7 @@ class TritonBatch(Batch):
         if self._listed:
             run.launch(
                 "collect", len(self._groups), run.flat, run.kept, run.message, self.agreed, self._tiles, self._segments,
-                self._groups, self._stats, self._found, self._sums, self._words, self._numbers, self._values, run.seed,
+                self._groups, self._stats, self._found, self._sums, self._words, self._lists, run.seed,
                 run.residual is not None, warps=self._warps, last=(32 * self._warps, self._aligned), maxnreg=COLLECTING,
             )  # fmt: skip
 

@@ -17,7 +17,7 @@ from meshwright.errors import InputError
 
 _TURNS = "flat, residual, message, agreed, segments, stats, seed, at, segment, start, word, place, room, left"
 _GROUPS = (
-    "flat, residual, message, agreed, tiles, segments, groups, stats, found, sums, words, numbers, values, seed, "
+    "flat, residual, message, agreed, tiles, segments, groups, stats, found, sums, words, listed, seed, "
     "RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr"
 )
 GROUP = 4  # facts of a group of tiles: the first, how many, gradient, first group of the gradient
@@ -49,10 +49,9 @@ def _listing(shape: Shape, last: Pass) -> str:
         body.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
         after += [f"if RESIDUAL and all_here <= {shape.slots}:", "    tl.debug_barrier()  # they have been read"]
         after += ["    " + line for line in body.lines]
-    wrote = [
-        "tl.store(numbers + to + place, number, mask=inside)",
-        "tl.store(values + to + place, x, mask=inside)",
-    ]
+    # The place above, the number below: one word to write.
+    pair = "(number.to(tl.int64) << 32) | x.to(tl.uint32, bitcast=True).to(tl.int64)"
+    wrote = [f"tl.store(listed + to + place, {pair}, mask=inside)"]
     return listing(shape, "choose", last.choice, wrote, after)
 
 
@@ -127,9 +126,10 @@ def collect({_GROUPS}):
     follow(CHAIN)
     here = tl.load(found + tile + which, mask=which < tiles_here, other=0)
     rank = tl.arange(0, {shape.slots})[None, :]
-    listed = rank < tl.where(here <= {shape.slots}, here, 0)[:, None]
+    inside = rank < tl.where(here <= {shape.slots}, here, 0)[:, None]
     of = tile.to(tl.int64) * {shape.slots} + which[:, None] * {shape.slots} + rank
-    number, x = tl.load(numbers + of, mask=listed, other=0), tl.load(values + of, mask=listed, other=0.0)
+    pair = tl.load(listed + of, mask=inside, other=0)
+    number, x = (pair >> 32).to(tl.int32), pair.to(tl.int32).to(tl.float32, bitcast=True)
     before = total_of(sums + program - start, start, {BEFORE})
     if last:
         head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))
@@ -137,11 +137,11 @@ def collect({_GROUPS}):
 {indent(chr(10).join(once), "    ")}
     base = before + tl.cumsum(here, 0) - here
     place = base[:, None] + rank
-    kept = listed & (place < room)
+    kept = inside & (place < room)
     zero = number * 0
 {indent(chr(10).join(lines), "    ")}
     if RESIDUAL:
-        tl.store(residual + at + number, x, mask=listed & (place >= room))
+        tl.store(residual + at + number, x, mask=inside & (place >= room))
     if tl.max(here, 0) > {shape.slots}:
         i = tl.zeros((), tl.int32)
         while i < tiles_here:

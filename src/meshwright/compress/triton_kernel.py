@@ -8,7 +8,7 @@ from meshwright.compress.program import Field, Pass
 from meshwright.compress.triton_values import FIXED, TILE, TYPES, Body, Shape, small_whole
 
 _ARGUMENTS = (
-    "flat, residual, message, agreed, tiles, segments, partial, stats, found, sums, words, numbers, values, seed, many"
+    "flat, residual, message, agreed, tiles, segments, partial, stats, found, sums, words, listed, values, seed, many"
 )
 _MOST = 3.4028234663852886e38  # a number that is not less or equal is infinite or none
 _FLAGS = "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr"

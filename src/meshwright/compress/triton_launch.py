@@ -37,7 +37,7 @@ class Run:
         its = self.batch
         self.launch(
             name, len(its._tiles), self.flat, self.kept, self.message, its.agreed, its._tiles, its._segments, its._partial,
-            its._stats, its._found, its._sums, its._words, its._numbers, its._values, self.seed, its._partial.shape[1], flag,
+            its._stats, its._found, its._sums, its._words, its._lists, its._values, self.seed, its._partial.shape[1], flag,
             self.residual is not None, warps=its._warps, last=(32 * its._warps, its._aligned), **options,
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Lists of the numbers that pass a test as Triton text, one for each tile, in the order of their places.
 
 Few pass. So a tile is first looked at four numbers at a time: whether the largest of them passes, which is all that most
-numbers cost. Then each thread tests those of its 32 numbers again, from the cache, that lie in such a four: three fours at
-once, since each reading waits. Where a thread has more of them, every number of the tile is tested.
+numbers cost. Then each thread tests those of its 32 numbers again, from the cache, that lie in such a four, and puts those
+that pass into the list: three at once, since each reading waits. Where a thread has more such fours, every number of the tile
+is tested.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from meshwright.compress.language import Node
 from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel
 from meshwright.compress.triton_values import Body, Shape
 
-FOURS = 3
-_PASSED = (
-    "flat, residual, agreed, segments, stats, words, numbers, values, seed, tile, at, segment, start, length"
-)
+AT_ONCE = 3
+_PASSED = "flat, residual, agreed, segments, stats, words, listed, values, seed, tile, at, segment, start, length"
+_LIST = "flat, residual, agreed, segments, stats, listed, values, seed, at, segment, start, to, word, place, going"
 
 
 def tested(shape: Shape, test: Node, body: Body, *, bad: bool = False) -> list[str]:
@@ -26,19 +26,20 @@ def tested(shape: Shape, test: Node, body: Body, *, bad: bool = False) -> list[s
     return [
         *body.lines,
         f"passing = hide({passing}, inside, False, WHOLE)",
-        *_spread(shape, "passing", 32),
+        *_words(shape, "passing"),
+        "word = tl.load(own)",
         "here = ones(word.to(tl.uint32, bitcast=True))",
     ]
 
 
-def _spread(shape: Shape, bits: str, each: int) -> list[str]:
-    words = shape.size // 32
+def _words(shape: Shape, bits: str, each: int = 1) -> list[str]:
+    """Write a bit for `each` numbers, 32 in a word."""
+    words = shape.size // 32 // each
     return [
-        f"bits = tl.reshape({bits}, ({words}, {each}))",
-        f"own = words + tile.to(tl.int64) * {words} + tl.arange(0, {words})",
-        f"tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, {each}))[None, :], 0), 1))",
+        f"bits = tl.reshape({bits}, ({words}, 32))",
+        f"own = words + tile.to(tl.int64) * {shape.size // 32} + tl.arange(0, {words})",
+        "tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, 32))[None, :], 0), 1))",
         "tl.debug_barrier()",
-        "word = tl.load(own)",
     ]
 
 
@@ -47,8 +48,11 @@ def listing(shape: Shape, name: str, test: Node, wrote: list[str], after: list[s
     where it is `inside`. Then comes what is done `after` with how many there are, `all_here`."""
     body = Body(shape)
     fours = _fours(shape, test, body)
-    body.lines += [*_spread(shape, fours, 8), f"all_here = list_{name}({_PASSED}, word, RESIDUAL)", *after]
-    return "\n".join([_all(shape, name, test, wrote, bad), _few(shape, name, test, wrote, bad), kernel(shape, name, body)])
+    own = f"(words + tile.to(tl.int64) * {shape.size // 32}).to(tl.pointer_type(tl.uint8))"
+    body.lines += [*_words(shape, fours, 4), f"word = tl.load({own} + tl.arange(0, {shape.size // 32})).to(tl.int32)"]
+    body.lines += [f"all_here = list_{name}({_PASSED}, word, RESIDUAL, WHOLE)", *after]
+    texts = [_put(shape, name, wrote), _all(shape, name, test, bad), _few(shape, name, test, bad)]
+    return "\n".join([*texts, kernel(shape, name, body)])
 
 
 def _fours(shape: Shape, test: Node, body: Body) -> str:
@@ -61,79 +65,88 @@ def _fours(shape: Shape, test: Node, body: Body) -> str:
     return f"tl.max(tl.reshape(hide({passing}, inside, False, WHOLE).to(tl.int32), {shape_of}), 1) > 0"
 
 
-def _few(shape: Shape, name: str, test: Node, wrote: list[str], bad: bool) -> str:
+def _few(shape: Shape, name: str, test: Node, bad: bool) -> str:
+    """From a bit for each four to one for each number. One sum tells how many pass, and whether a thread has more fours or
+    numbers than are read at once."""
+    words, high = shape.size // 32, shape.size.bit_length()
     body = Body(shape)
     passing = body.of(test) + ("" if bad else " & good")
-    read, judged, listed = [], [], []
-    for i in range(FOURS):
+    read, judged = [], []
+    for i in range(AT_ONCE):
         read += [
             LOWEST[0],
-            "offset = (which + (((lowest >> 23) & 255) - 127) * 4)[:, None] + four",
-            "inside = (word != 0)[:, None] & (offset < length)",
+            "shift = (((lowest >> 23) & 255) - 127) * 4",
+            "offset = (which + shift)[:, None] + four",
+            f"inside = tl.broadcast_to((word != 0)[:, None], ({words}, 4))",
+            "if not FULL:",
+            "    inside = inside & (offset < length)",
             *LOADING,
-            f"offset_{i}, inside_{i}, x_{i}, old_{i} = offset, inside, x, old",
+            f"shift_{i}, offset_{i}, inside_{i}, x_{i}, old_{i} = shift, offset, inside, x, old",
             NEXT[0],
         ]
         judged += [
-            f"offset, x, old = offset_{i}, x_{i}, old_{i}",
+            f"offset, inside, x, old = offset_{i}, inside_{i}, x_{i}, old_{i}",
             "number, zero = start + offset, offset * 0",
             *JUDGING,
             *body.lines,
-            f"inside_{i} = inside_{i} & ({passing})",
-            f"x_{i}, many_{i} = x, inside_{i}.to(tl.int32)",
-        ]
-        listed += [
-            f"number, x, inside = start + offset_{i}, x_{i}, inside_{i}",
-            "zero = number * 0",
-            f"place = before[:, None] + tl.cumsum(many_{i}, 1) - many_{i}",
-            *wrote,
-            f"before += tl.sum(many_{i}, 1)",
+            f"found |= tl.sum(tl.where(inside & ({passing}), 1 << four, 0), 1) << (shift_{i} & 31)",
         ]
     return f"""
 @triton.jit
-def list_{name}({_PASSED}, word, RESIDUAL: tl.constexpr):
-    which, facts = tl.arange(0, {shape.size // 32}) * 32, segments + segment * {shape.width}
+def list_{name}({_PASSED}, word, RESIDUAL: tl.constexpr, FULL: tl.constexpr):
+    which, facts = tl.arange(0, {words}) * 32, segments + segment * {shape.width}
     four = tl.arange(0, 4)[None, :]
-    to = tile.to(tl.int64) * {shape.slots}
+    found = tl.zeros(({words},), tl.int32)
     WHOLE: tl.constexpr = False
-{indent(chr(10).join([*read, "left = tl.max(word, 0)", *judged]), "    ")}
-    here = tl.sum({" + ".join(f"many_{i}" for i in range(FOURS))}, 1)
-    all_here = tl.sum(here, 0)
-    if left == 0:
+{indent(chr(10).join([*read, *judged]), "    ")}
+    here = ones(found.to(tl.uint32, bitcast=True))
+    more = ((word != 0).to(tl.int32) << {high}) + ((here > {AT_ONCE}).to(tl.int32) << {2 * high - 5})
+    told = tl.sum(here + more, 0)
+    all_here = told & {(1 << high) - 1}
+    if (told >> {high}) & {(1 << (high - 5)) - 1} == 0:
         if all_here <= {shape.slots}:
-            before = tl.cumsum(here, 0) - here
-{indent(chr(10).join(listed), "            ")}
+            to, word, place, going = tile.to(tl.int64) * {shape.slots}, found, tl.cumsum(here, 0) - here, told >> {2 * high - 5}
+            put_{name}({_LIST}, RESIDUAL)
     else:
         all_here = list_all_{name}({_PASSED}, RESIDUAL)
     return all_here
 """
 
 
-def _all(shape: Shape, name: str, test: Node, wrote: list[str], bad: bool) -> str:
+def _all(shape: Shape, name: str, test: Node, bad: bool) -> str:
     lines = tested(shape, test, Body(shape), bad=bad)
-    turn = [*LOWEST, "inside = word != 0", "number, zero = start + offset, offset * 0", *LOADING, *JUDGING, *wrote, *NEXT]
     return f"""
 @triton.jit
 def list_all_{name}({_PASSED}, RESIDUAL: tl.constexpr):
     offset = tl.arange(0, {shape.size // shape.columns})[:, None] * {shape.columns} + tl.arange(0, {shape.columns})[None, :]
     number, inside = start + offset, offset < length
     zero, facts = offset * 0, segments + segment * {shape.width}
-    to = tile.to(tl.int64) * {shape.slots}
     WHOLE: tl.constexpr = False
 {indent(chr(10).join([*LOADING, *JUDGING, *lines]), "    ")}
     all_here = tl.sum(here, 0)
     if all_here <= {shape.slots}:
-        to_list_{name}(flat, residual, agreed, segments, stats, numbers, values, seed, at, segment, start, to, word,
-                       tl.cumsum(here, 0) - here, tl.max(here, 0), RESIDUAL)
+        to, place, going = tile.to(tl.int64) * {shape.slots}, tl.cumsum(here, 0) - here, tl.max(here, 0)
+        put_{name}({_LIST}, RESIDUAL)
     return all_here
+"""
 
 
+def _put(shape: Shape, name: str, wrote: list[str]) -> str:
+    """Numbers whose bits are set, into the list; `going` is not 0 if a word may have more than are read at once."""
+    read = [*LOWEST, "inside = word != 0", *LOADING]
+    used = ["number, zero = start + offset, offset * 0", *JUDGING, *wrote, NEXT[1]]
+    lines: list[str] = []
+    for i in range(AT_ONCE):
+        lines += [*read, f"offset_{i}, inside_{i}, x_{i}, old_{i} = offset, inside, x, old", NEXT[0]]
+    for i in range(AT_ONCE):
+        lines += [f"offset, inside, x, old = offset_{i}, inside_{i}, x_{i}, old_{i}", *used]
+    return f"""
 @triton.jit
-def to_list_{name}(flat, residual, agreed, segments, stats, numbers, values, seed, at, segment, start, to, word, place, left,
-                   RESIDUAL: tl.constexpr):
+def put_{name}({_LIST}, RESIDUAL: tl.constexpr):
     which, facts = tl.arange(0, {shape.size // 32}) * 32, segments + segment * {shape.width}
     WHOLE: tl.constexpr = False
-    while left > 0:
-{indent(chr(10).join(turn), "        ")}
-        left -= 1
+{indent(chr(10).join(lines), "    ")}
+    while going > 0:
+{indent(chr(10).join([*read, *used, NEXT[0]]), "        ")}
+        going = tl.max((word != 0).to(tl.int32), 0)
 """

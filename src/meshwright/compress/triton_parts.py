@@ -218,13 +218,19 @@ def narrowed(found, low, high, k, turn):
 
 
 @triton.jit
-def reaching(sorted_numbers, many, least):
-    """How many of the numbers are less than one: 32 places are looked at in each turn."""
-    low = tl.zeros((), tl.int32)
-    high = low + many
-    place = tl.arange(0, 32) + 1
+def reaching(sorted_numbers, many, least, guess):
+    """How many of the numbers are less than one: 128 places are looked at in each turn, at first those around a guess."""
+    place = tl.arange(0, 128) + 1
+    step = 1 + many // 8192
+    begin = guess - 64 * step
+    at = begin + place * step - 1
+    inside = (at >= 0) & (at < many)
+    below = tl.load(sorted_numbers + at, mask=inside, other=0x7FFFFFFF) < least
+    turns = tl.sum((below | (at < 0)).to(tl.int32), 0)
+    low = tl.where(turns == 0, 0, tl.maximum(begin + turns * step, 0))
+    high = tl.where(turns == 128, many, tl.minimum(begin + turns * step + step - 1, many))
     while low < high:
-        step = (high - low + 32) // 33
+        step = (high - low + 128) // 129
         at = low + place * step - 1
         below = tl.load(sorted_numbers + at, mask=at < high, other=0x7FFFFFFF) < least
         low += tl.sum(below.to(tl.int32), 0) * step

@@ -85,7 +85,8 @@ def decode(message, out, agreed, tiles, segments, ALIGNED: tl.constexpr):
     head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))
     many = tl.minimum(tl.load(facts + 5).to(tl.int32), tl.maximum(tl.load(head + 1), 0))
     places = (message + tl.load(facts + {FIXED + place})).to(tl.pointer_type(tl.int32))
-    number = reaching(places, many, start) + tl.arange(0, {_AT_ONCE})
+    guess = (start.to(tl.float32) * many.to(tl.float32) / tl.load(facts + 1).to(tl.float32)).to(tl.int32)
+    number = reaching(places, many, start, guess) + tl.arange(0, {_AT_ONCE})
     place, value = sent({passed})  # before the zeros, behind which it would wait
     offset = tl.arange(0, {size})
     if length == {size}:

@@ -19,22 +19,23 @@ GUESS = 1024  # one in so many runs is looked at for a first guess of what all n
 MARGIN = 1.25  # times as many numbers as wanted are listed by a guess
 
 _ARGUMENTS = "flat, residual, agreed, segments, stats"
-_PROGRAM = f"""
+_BEGIN = f"""
     row = programs + tl.program_id(0) * {FACTS}
     segment, mine, first = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
     rows, k, step = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
     seen, at = tl.load(row + 6).to(tl.int32), tl.multiple_of(tl.load(row + 7), ALIGNED)
     chunks = (seen - 1) // {CHUNK} + 1
-    follow(CHAIN)
+    follow(CHAIN)"""
+_MARK = """
     mark = ((tl.load(board + mine * 16) >> 32) + 1) & 0x7FFFFFFF
     tl.debug_barrier()  # all threads have read it"""
 _CLEARING = "CLEAR: tl.constexpr, LISTED: tl.constexpr, TOLD: tl.constexpr"
 _OPTIONS = "RESIDUAL: tl.constexpr, SHARE: tl.constexpr, ALIGNED: tl.constexpr, CHAIN: tl.constexpr"
 
 
-def _top(slot: int, passed: str) -> str:
+def _top(slot: int, passed: str, begin: str = "rows") -> str:
     """The largest number that all programs of a gradient see."""
-    return f"""    chunk = mine - first
+    return f"""    chunk = mine - first + {begin}
     while chunk < chunks:
         high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
         chunk += rows
@@ -64,15 +65,16 @@ def look_{slot}({passed}, chunk, RESIDUAL: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def search_{slot}({_ARGUMENTS}, programs, board, seed, many, message, sums, {_CLEARING}, {_OPTIONS}):{_PROGRAM}
+def search_{slot}({_ARGUMENTS}, programs, board, seed, many, message, sums, {_CLEARING}, {_OPTIONS}):{_BEGIN}
+    own = look_{slot}({passed}, mine - first, RESIDUAL)  # the first ones are kept for all rounds{_MARK}
     if CLEAR:
         if mine == first:
             cleared(message, segments + segment * {shape.width}, sums, LISTED, TOLD)
-    high = tl.zeros((), tl.float32)
+    high = tl.maximum(tl.max(own), 0.0)
 {_top(slot, passed)}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
-        found = tl.zeros((16,), tl.int32)
-        chunk = mine - first
+        found = counted(own, low, high, turn)
+        chunk = mine - first + rows
         while chunk < chunks:
             found += counted(look_{slot}({passed}, chunk, RESIDUAL), low, high, turn)
             chunk += rows
@@ -135,7 +137,7 @@ def listed_{slot}(found, values, tile, end):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OPTIONS}):{_PROGRAM}
+def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OPTIONS}):{_BEGIN}{_MARK}
     facts = segments + segment * {shape.width}
     begin = tl.load(facts + 3).to(tl.int32)
     end = begin + tl.load(facts + 4).to(tl.int32)
@@ -159,7 +161,7 @@ def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OP
     good = tl.sum(tl.where(place[None, :] == 1, told, 0)) > k
     board += many * 16
     if good == 0:
-{indent(_top(slot, passed), "    ")}    low = tl.zeros((), tl.float32)
+{indent(_top(slot, passed, "0"), "    ")}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
         counts = tl.zeros((16,), tl.int32)
         if good:
