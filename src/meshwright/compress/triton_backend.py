@@ -20,10 +20,10 @@ from torch import Tensor
 from meshwright.compress.batch import Batch
 from meshwright.compress.language import Node
 from meshwright.compress.program import Program, barriers, capacity, walk
-from meshwright.compress.triton_launch import COLLECTING, Run, Search
+from meshwright.compress.triton_launch import COLLECTING, REDUCING, Run, Search
 from meshwright.compress.triton_reading import SPREAD, in_order
 from meshwright.compress.triton_source import source, sums
-from meshwright.compress.triton_values import Shape
+from meshwright.compress.triton_values import LARGER, Shape
 
 TILE, WARPS = 2048, 4  # numbers and warps of a program
 CHOOSING = 4096  # numbers, where some are chosen
@@ -47,8 +47,10 @@ class TritonBatch(Batch):
         # Where numbers are chosen, a gradient's last tile says how many: one without numbers has a tile, too.
         self._tiles, first, many = self._tiling(lengths, self._tile, least=int(self._part > 0))
         self._groups, groups = self._grouped(first, many)
+        self._large, *large = self._tiling(lengths, LARGER * self._tile)
         self._segments = self._table(
             np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room), groups,
+            *large,
             *(np.array(column) for column in self._fields()),
         )  # fmt: skip
         self._chosen = self._tiling(np.array(self._room, np.int64), self._tile, inside=True)[0]
@@ -61,7 +63,8 @@ class TritonBatch(Batch):
         # Launches that overlap need a device that knows how to wait for the one before inside a program.
         self._overlaps = cuda is not None and cuda.major >= 9
         # Results of the tiles of a gradient are put together by one program: at once if they are few, by a wide one else.
-        self._wide, self._joining = (1024, 4) if max(many, default=0) <= 1024 else (16384, 16)
+        few = max(large[1], default=0) <= 1024
+        self._wide, self._joining = (1024, 4) if few else (8192, 16)
         self._scratch(len(self._tiles), len(self._shape.stats))
         aligned = int(np.gcd.reduce(np.array([16, *self.starts[:-1]])))
         self._aligned = aligned & -aligned
@@ -151,7 +154,7 @@ class TritonBatch(Batch):
         for one in self.program.encoding[:-1]:
             if any(id(node) in needed for node in sums(one)):
                 flags = flag and not run.flagged
-                run.over(f"reduce_{one.level}", flag=flags)
+                run.over(f"reduce_{one.level}", flag=flags, tiles=self._large, warps=2 * self._warps, maxnreg=REDUCING)
                 run.launch(
                     f"finish_{one.level}", len(self.counts), run.message, self._segments, self._partial, self._stats,
                     self._partial.shape[1], flags, self._wide, warps=self._joining,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from textwrap import indent
 
+from meshwright.compress.language import REDUCTIONS
 from meshwright.compress.program import Pass
-from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, LOWEST, NEXT, fields_of
+from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, fields_of
 from meshwright.compress.triton_listing import listing, tested
 from meshwright.compress.triton_values import TILE, Body, Shape
 from meshwright.errors import InputError
@@ -38,8 +39,7 @@ def _listing(shape: Shape, last: Pass) -> str:
     assert last.choice is not None
     after = [
         "tl.store(found + tile, all_here)",
-        f"tl.atomic_add(sums + tl.load(facts + 6) + start // {shape.size * shape.listed}, all_here, sem='relaxed')",
-        *FLAGGED,
+        f"tl.atomic_add(sums + group + start // {shape.size * shape.listed}, all_here, sem='relaxed')",
     ]
     if last.result is not None:
         body = Body(shape)
@@ -52,7 +52,9 @@ def _listing(shape: Shape, last: Pass) -> str:
     # The place above, the number below: one word to write.
     pair = "(number.to(tl.int64) << 32) | x.to(tl.uint32, bitcast=True).to(tl.int64)"
     wrote = [f"tl.store(listed + to + place, {pair}, mask=inside)"]
-    return listing(shape, "choose", last.choice, wrote, after)
+    before = [node for one in shape.program.encoding for node in one.reductions]
+    back = any(node.op in REDUCTIONS or node.every == 1 for node in before if node.op != "agreed")
+    return listing(shape, "choose", last.choice, wrote, after, back=back)
 
 
 def _turns(shape: Shape, last: Pass) -> str:

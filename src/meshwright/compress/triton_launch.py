@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.compress.triton_backend import TritonBatch
 
 # Registers of a thread in kernels whose rare paths would ask for more, and leave room for fewer programs.
-CHOOSING, COLLECTING = 64, 80
+CHOOSING, COLLECTING, REDUCING = 56, 64, 64
 
 
 class Run:
@@ -32,13 +32,16 @@ class Run:
         self.flagged, self.cleared, self.first = False, False, True
         self.few: dict[str, Any] = {"maxnreg": CHOOSING} if residual is None else {}
 
-    def over(self, name: str, *, flag: bool = False, **options: Any) -> None:
+    def over(
+        self, name: str, *, flag: bool = False, tiles: Tensor | None = None, warps: int = 0, **options: Any
+    ) -> None:
         """Launch a kernel over all tiles."""
         its = self.batch
+        tiles, warps = its._tiles if tiles is None else tiles, warps or its._warps
         self.launch(
-            name, len(its._tiles), self.flat, self.kept, self.message, its.agreed, its._tiles, its._segments, its._partial,
+            name, len(tiles), self.flat, self.kept, self.message, its.agreed, tiles, its._segments, its._partial,
             its._stats, its._found, its._sums, its._words, its._lists, its._values, self.seed, its._partial.shape[1], flag,
-            self.residual is not None, warps=its._warps, last=(32 * its._warps, its._aligned), **options,
+            self.residual is not None, warps=warps, last=(32 * warps, its._aligned), **options,
         )  # fmt: skip
 
     def launch(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from textwrap import indent
 
 from meshwright.compress.language import Node
-from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel
+from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, LOWEST, NEXT, kernel
 from meshwright.compress.triton_values import Body, Shape
 
 AT_ONCE = 3
@@ -43,16 +43,20 @@ def _words(shape: Shape, bits: str, each: int = 1) -> list[str]:
     ]
 
 
-def listing(shape: Shape, name: str, test: Node, wrote: list[str], after: list[str], *, bad: bool = False) -> str:
+def listing(
+    shape: Shape, name: str, test: Node, wrote: list[str], after: list[str], *, bad: bool = False, back: bool = False
+) -> str:
     """A kernel that lists what passes a test, if there is room for all: `wrote` puts a number (`number`, `x`) at its `place`
     where it is `inside`. Then comes what is done `after` with how many there are, `all_here`."""
     body = Body(shape)
     fours = _fours(shape, test, body)
     own = f"(words + tile.to(tl.int64) * {shape.size // 32}).to(tl.pointer_type(tl.uint8))"
-    body.lines += [*_words(shape, fours, 4), f"word = tl.load({own} + tl.arange(0, {shape.size // 32})).to(tl.int32)"]
+    write, wait = _words(shape, fours, 4)[:-1], _words(shape, fours, 4)[-1]
+    body.lines += [*write, *FLAGGED, wait, f"word = tl.load({own} + tl.arange(0, {shape.size // 32})).to(tl.int32)"]
     body.lines += [f"all_here = list_{name}({_PASSED}, word, RESIDUAL, WHOLE)", *after]
     texts = [_put(shape, name, wrote), _all(shape, name, test, bad), _few(shape, name, test, bad)]
-    return "\n".join([*texts, kernel(shape, name, body)])
+    early = ["group = tl.load(facts + 6)"]
+    return "\n".join([*texts, kernel(shape, name, body, back=back, early=early)])
 
 
 def _fours(shape: Shape, test: Node, body: Body) -> str:

@@ -6,18 +6,19 @@ zero; then come the values that are wanted, each once, in the order of their ope
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import indent
 
 from meshwright.compress.language import REDUCTIONS, Node
 from meshwright.compress.program import Pass
 from meshwright.compress.triton_choosing import choosing
 from meshwright.compress.triton_drawing import drawing
-from meshwright.compress.triton_kernel import FLAGGED, kernel, stored
+from meshwright.compress.triton_kernel import FLAGGED, LOOKED, kernel, stored
 from meshwright.compress.triton_reading import reading
 from meshwright.compress.triton_search import refining, searching
-from meshwright.compress.triton_values import LEAST, LEAST_INT, REDUCE, Body, Shape
+from meshwright.compress.triton_values import LARGER, LEAST, LEAST_INT, REDUCE, Body, Shape
 
-_LEFT = ["if FLAG:", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
+_LEFT = ["if FLAG:", f"    {LOOKED}", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
 
 
 def source(shape: Shape) -> str:
@@ -52,8 +53,10 @@ def sums(one: Pass) -> list[Node]:
 
 
 def reducing(shape: Shape, one: Pass) -> str:
-    """A pass that leaves the statistics of every tile, and a kernel that puts those of a gradient together."""
-    body, after = Body(shape), []
+    """A pass that leaves the statistics of every tile, and a kernel that puts those of a gradient together. Tiles are larger
+    than elsewhere: the fewer there are, the sooner the kernel ends for which all wait."""
+    large = replace(shape, size=LARGER * shape.size)
+    body, after = Body(large), []
     body.lines += _LEFT
     for node in sums(one):
         slot = shape.stats[id(node)]
@@ -69,14 +72,14 @@ def reducing(shape: Shape, one: Pass) -> str:
 def finish_{one.level}(message, segments, partial, stats, many, FLAG: tl.constexpr, WIDE: tl.constexpr, CHAIN: tl.constexpr):
     segment = tl.program_id(0)
     facts = segments + segment * {shape.width}
-    first, tiles = tl.load(facts + 3), tl.load(facts + 4).to(tl.int32)
+    first, tiles = tl.load(facts + 7), tl.load(facts + 8).to(tl.int32)
     follow(CHAIN)
 {indent(chr(10).join(after), "    ")}
     if FLAG:
         bad = largest_of(partial + first, tiles, 0.0, WIDE)
         head(message, tl.load(facts + 2), bad, tl.load(facts + 5).to(tl.int32))
 """
-    return kernel(shape, f"reduce_{one.level}", body) + finish
+    return kernel(large, f"reduce_{one.level}", body) + finish
 
 
 def _partial(slot: int, kind: str) -> str:
