@@ -20,7 +20,17 @@ POINTERS = {
     **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "values"], "*fp32"),
 }  # fmt: skip
 WHOLE = dict.fromkeys(["seed", "many"], "i32")
-CHOICES = {"ALIGNED": 16, "width": 8, "listed": 16, "LISTED": 16, "wide": 1024, "WIDE": 512, "SHARE": 32, "CHAIN": 2, "chain": 2}  # others are on
+CHOICES = {
+    "ALIGNED": 16,
+    "width": 8,
+    "listed": 16,
+    "LISTED": 16,
+    "wide": 1024,
+    "WIDE": 512,
+    "SHARE": 32,
+    "CHAIN": 2,
+    "chain": 2,
+}  # others are on
 
 
 @pytest.mark.skipif(not installed("triton"), reason="no Triton")

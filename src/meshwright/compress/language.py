@@ -242,8 +242,8 @@ def choose(mask: Node, part: float) -> Choice:
 
 
 def draw(part: float) -> Choice:
-    """A part of the numbers (one at least), chosen at random: one of every run of 1 / part or a little more, by a hash of the
-    run's place and the seed. Each number is as likely as every other, and others are chosen for every seed."""
+    """A part of the numbers (one at least), chosen at random: one of every run of about 1 / part, by a hash of the run's
+    place and the seed. Numbers of a run are equally likely, and others are chosen for every seed."""
     if not 0 < part <= 1:
         raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
     return Choice(Node("drawn", kind="bool"), part)

@@ -102,8 +102,7 @@ class TritonBatch(Batch):
         return self._table(at, which, start, np.minimum(lengths[which] - start, size)), first, many
 
     def _grouped(self, first: Any, many: Any) -> tuple[Tensor, Any]:
-        """Groups of tiles of one gradient (the first, how many, gradient, first group of the gradient), and the first of each
-        gradient."""
+        """Groups of tiles of one gradient (the first, how many, gradient, first group of it), and the first of each."""
         size = self._shape.listed
         groups = -(-many // size)
         which = np.repeat(np.arange(len(groups)), groups)

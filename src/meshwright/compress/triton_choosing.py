@@ -11,7 +11,7 @@ from textwrap import indent
 
 from meshwright.compress.language import REDUCTIONS
 from meshwright.compress.program import Pass
-from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, fields_of
+from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, TOLD, fields_of
 from meshwright.compress.triton_listing import listing, tested
 from meshwright.compress.triton_values import TILE, Body, Shape
 from meshwright.errors import InputError
@@ -39,7 +39,8 @@ def _listing(shape: Shape, last: Pass) -> str:
     assert last.choice is not None
     after = [
         "tl.store(found + tile, all_here)",
-        f"tl.atomic_add(sums + group + start // {shape.size * shape.listed}, all_here, sem='relaxed')",
+        f"tl.atomic_add(sums + tl.load(facts + 6) + start // {shape.size * shape.listed}, all_here, sem='relaxed')",
+        *TOLD,
     ]
     if last.result is not None:
         body = Body(shape)
@@ -90,7 +91,7 @@ def write_chosen({_TURNS}, RESIDUAL: tl.constexpr):
 def _again(shape: Shape, last: Pass) -> str:
     """A tile that has too many for its list."""
     assert last.choice is not None
-    lines = tested(shape, last.choice, Body(shape))
+    lines = tested(shape, last.choice, Body(shape), bad=False)
     return f"""
 @triton.jit
 def test_again(flat, residual, message, agreed, tiles, segments, stats, words, seed, tile, before, room,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from textwrap import indent
 
 from meshwright.compress.program import Pass
-from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, fields_of, kernel
+from meshwright.compress.triton_kernel import JUDGING, LOADING, TOLD, fields_of, kernel
 from meshwright.compress.triton_values import Body, Shape
 
 _WRITTEN = "residual, message, agreed, segments, stats, seed, at, segment, start, place, offset, x, good, kept"
@@ -17,15 +17,15 @@ def drawing(shape: Shape, last: Pass) -> str:
     body = Body(shape)
     once = fields_of(shape, last, Body(shape), chosen=False)
     body.lines += [
-        *FLAGGED,
+        *TOLD,
         *once,
         "place, there, chosen, fine, kept = drawn(flat, residual, facts, seed, at, start, length, RESIDUAL)",
         "if RESIDUAL:",
         "    tl.debug_barrier()  # those have been read",
         "    write(residual + at + offset, tl.where(good, x, old), inside, WHOLE)",
         "    tl.debug_barrier()  # those that are chosen are written again",
-        "write_drawn(residual, message, agreed, segments, stats, seed, at, segment, start, place, there, chosen, fine, kept,",
-        "            RESIDUAL)",
+        "write_drawn(residual, message, agreed, segments, stats, seed, at, segment, start, place, there, chosen, fine,",
+        "            kept, RESIDUAL)",
     ]
     return "\n\n".join([_strata(shape), _written(shape, last), kernel(shape, "choose", body)])
 
@@ -58,7 +58,6 @@ def _written(shape: Shape, last: Pass) -> str:
     body = Body(shape)
     lines = fields_of(shape, last, body, chosen=True)
     rest = body.further()
-    rest.lines = []
     if last.result is not None:
         said = rest.of(last.result, "float")
         rest.lines.append(f"tl.store(residual + at + offset, x - {said}, mask=kept & good)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import indent
 
 from meshwright.compress.program import Field, Pass
@@ -35,20 +34,18 @@ LOWEST = [
     "offset = which + ((lowest >> 23) & 255) - 127",
 ]
 NEXT = ["word &= word - 1", "place += 1"]
-LOOKED = "none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper"
+LOOKED = ["if FLAG:", "    none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper"]
 # A kernel that was launched before has written that no number is bad.
-FLAGGED = [
+TOLD = [
     "if FLAG:",
-    f"    {LOOKED}",
     "    if none != 0.0:",
     "        tl.store((message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32)), 1)",
 ]
 
 
-def kernel(shape: Shape, name: str, body: Body, *, back: bool = False, early: Sequence[str] = ()) -> str:
+def kernel(shape: Shape, name: str, body: Body, *, back: bool = False) -> str:
     """A pass over tiles of the gradients. Each can be the first, which looks for bad numbers. One that goes `back` begins
-    with the last tile: where a pass before it has ended, so that a cache still has some of the numbers. What is `early` waits
-    for no other launch."""
+    with the last tile: where a pass before it has ended, so that a cache still has some of the numbers."""
     size, columns = shape.size, shape.columns
     where = [
         f"rows = tl.arange(0, {size // columns})[:, None]",
@@ -56,9 +53,9 @@ def kernel(shape: Shape, name: str, body: Body, *, back: bool = False, early: Se
         "number, inside = start + offset, offset < length",
         f"zero, facts = offset * 0, segments + segment * {shape.width}",
         *LOADING,
-        *early,
         "follow(CHAIN)",
         *JUDGING,
+        *LOOKED,
     ]
     inner = indent("\n".join([*where, *body.lines]), "    ")
     passed = f"{_ARGUMENTS}, tile, at, segment, start, length, FLAG, RESIDUAL, CHAIN, WIDE"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.compress.triton_backend import TritonBatch
 
 # Registers of a thread in kernels whose rare paths would ask for more, and leave room for fewer programs.
-CHOOSING, COLLECTING, REDUCING = 56, 64, 64
+CHOOSING, COLLECTING, REDUCING = 48, 64, 64
 
 
 class Run:
@@ -92,7 +92,9 @@ class Shared:
     @classmethod
     def of(cls, batch: TritonBatch, every: int, part: float) -> Shared:
         steps, seen = np.array([sampling(one, every) for one in batch.counts], np.int64).reshape(-1, 2).T
-        rows = np.clip(-(-seen // CHUNK), 1, batch._together)  # one for a gradient without numbers, too: it clears its message
+        rows = np.clip(
+            -(-seen // CHUNK), 1, batch._together
+        )  # one for a gradient without numbers, too: it clears its message
         which = np.repeat(np.arange(len(rows)), rows)
         first = (np.cumsum(rows) - rows)[which]
         reach = np.array([capacity(int(one), part) for one in seen], np.int64)

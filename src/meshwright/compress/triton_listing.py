@@ -2,8 +2,8 @@
 
 Few pass. So a tile is first looked at four numbers at a time: whether the largest of them passes, which is all that most
 numbers cost. Then each thread tests those of its 32 numbers again, from the cache, that lie in such a four, and puts those
-that pass into the list: three at once, since each reading waits. Where a thread has more such fours, every number of the tile
-is tested.
+that pass into the list: three at once, since each reading waits. Where a thread has more such fours, every number of the
+tile is tested.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from textwrap import indent
 
 from meshwright.compress.language import Node
-from meshwright.compress.triton_kernel import FLAGGED, JUDGING, LOADING, LOWEST, NEXT, kernel
+from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel
 from meshwright.compress.triton_values import Body, Shape
 
 AT_ONCE = 3
@@ -19,7 +19,7 @@ _PASSED = "flat, residual, agreed, segments, stats, words, listed, values, seed,
 _LIST = "flat, residual, agreed, segments, stats, listed, values, seed, at, segment, start, to, word, place, going"
 
 
-def tested(shape: Shape, test: Node, body: Body, *, bad: bool = False) -> list[str]:
+def tested(shape: Shape, test: Node, body: Body, *, bad: bool) -> list[str]:
     """One bit for each number that passes, in words of 32; bad ones only if those may. The words are written and read, so
     that each thread has one of them: those that it has found are the same in many threads."""
     passing = body.of(test) + ("" if bad else " & good")
@@ -51,12 +51,10 @@ def listing(
     body = Body(shape)
     fours = _fours(shape, test, body)
     own = f"(words + tile.to(tl.int64) * {shape.size // 32}).to(tl.pointer_type(tl.uint8))"
-    write, wait = _words(shape, fours, 4)[:-1], _words(shape, fours, 4)[-1]
-    body.lines += [*write, *FLAGGED, wait, f"word = tl.load({own} + tl.arange(0, {shape.size // 32})).to(tl.int32)"]
+    body.lines += [*_words(shape, fours, 4), f"word = tl.load({own} + tl.arange(0, {shape.size // 32})).to(tl.int32)"]
     body.lines += [f"all_here = list_{name}({_PASSED}, word, RESIDUAL, WHOLE)", *after]
     texts = [_put(shape, name, wrote), _all(shape, name, test, bad), _few(shape, name, test, bad)]
-    early = ["group = tl.load(facts + 6)"]
-    return "\n".join([*texts, kernel(shape, name, body, back=back, early=early)])
+    return "\n".join([*texts, kernel(shape, name, body, back=back)])
 
 
 def _fours(shape: Shape, test: Node, body: Body) -> str:
@@ -109,7 +107,8 @@ def list_{name}({_PASSED}, word, RESIDUAL: tl.constexpr, FULL: tl.constexpr):
     all_here = told & {(1 << high) - 1}
     if (told >> {high}) & {(1 << (high - 5)) - 1} == 0:
         if all_here <= {shape.slots}:
-            to, word, place, going = tile.to(tl.int64) * {shape.slots}, found, tl.cumsum(here, 0) - here, told >> {2 * high - 5}
+            to, word, place = tile.to(tl.int64) * {shape.slots}, found, tl.cumsum(here, 0) - here
+            going = told >> {2 * high - 5}
             put_{name}({_LIST}, RESIDUAL)
     else:
         all_here = list_all_{name}({_PASSED}, RESIDUAL)

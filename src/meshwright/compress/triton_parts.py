@@ -181,7 +181,9 @@ def cleared(message, facts, groups, listed: tl.constexpr, told: tl.constexpr):
 
 
 @triton.jit
-def heads(message, segments, groups, width: tl.constexpr, listed: tl.constexpr, told: tl.constexpr, chain: tl.constexpr):
+def heads(
+    message, segments, groups, width: tl.constexpr, listed: tl.constexpr, told: tl.constexpr, chain: tl.constexpr
+):
     """What is the first kernel where no other one begins with it: tiles that find a bad number tell of it later."""
     follow(chain)
     cleared(message, segments + tl.program_id(0) * width, groups, listed, told)

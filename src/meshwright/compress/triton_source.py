@@ -13,12 +13,12 @@ from meshwright.compress.language import REDUCTIONS, Node
 from meshwright.compress.program import Pass
 from meshwright.compress.triton_choosing import choosing
 from meshwright.compress.triton_drawing import drawing
-from meshwright.compress.triton_kernel import FLAGGED, LOOKED, kernel, stored
+from meshwright.compress.triton_kernel import TOLD, kernel, stored
 from meshwright.compress.triton_reading import reading
 from meshwright.compress.triton_search import refining, searching
 from meshwright.compress.triton_values import LARGER, LEAST, LEAST_INT, REDUCE, Body, Shape
 
-_LEFT = ["if FLAG:", f"    {LOOKED}", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
+_LEFT = ["if FLAG:", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
 
 
 def source(shape: Shape) -> str:
@@ -104,7 +104,7 @@ def agree(agreed, segments, stats, CHAIN: tl.constexpr):
 def writing(shape: Shape, last: Pass) -> str:
     """The message, and what it does not say of every number."""
     body = Body(shape)
-    body.lines += FLAGGED
+    body.lines += TOLD
     for i, one in enumerate(last.fields):
         if one.sent:
             body.lines += stored(shape, body, one, i)

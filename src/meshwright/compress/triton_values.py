@@ -9,8 +9,8 @@ from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compress.program import Program, is_barrier, walk
 
 COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
-# Facts of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones, first group of
-# tiles; first large tile, large tiles.
+# Facts of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones, first group
+# of tiles, first large tile, large tiles.
 FIXED = 9
 LARGER = 4  # times as large are tiles whose numbers are only reduced
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u8": "uint8", "u16": "uint16",
