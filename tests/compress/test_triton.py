@@ -23,7 +23,7 @@ WHOLE = dict.fromkeys(["seed", "many"], "i32")
 CHOICES = {
     "ALIGNED": 16,
     "width": 8,
-    "listed": 16,
+    "each": 16,
     "LISTED": 16,
     "wide": 1024,
     "WIDE": 512,
@@ -49,7 +49,7 @@ def test_kernels_say_what_the_reference_says() -> None:
 @pytest.mark.skipif(
     "TRITON_INTERPRET" in os.environ, reason="TRITON_INTERPRET is set: kernels are interpreted, not compiled"
 )
-@pytest.mark.parametrize("name", ["int4", "terngrad", "topk"])
+@pytest.mark.parametrize("name", ["int4", "randomk", "terngrad", "topk"])
 def test_kernels_are_compiled_without_a_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter forgives what the compiler does not. What a codec needs of each kind is wide loads of the numbers."""
     import triton

@@ -178,7 +178,7 @@ class TritonBatch(Batch):
             run.launch(
                 "collect", len(self._groups), run.flat, run.kept, run.message, self.agreed, self._tiles, self._segments,
                 self._groups, self._stats, self._found, self._sums, self._words, self._lists, run.seed,
-                run.residual is not None, warps=self._warps, last=(32 * self._warps, self._aligned), maxnreg=COLLECTING,
+                run.residual is not None, warps=self._warps, last=(self._aligned,), maxnreg=COLLECTING,
             )  # fmt: skip
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:

@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 _TURNS = "flat, residual, message, agreed, segments, stats, seed, at, segment, start, word, place, room, left"
 _GROUPS = (
     "flat, residual, message, agreed, tiles, segments, groups, stats, found, sums, words, listed, seed, "
-    "RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr"
+    "RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, ALIGNED: tl.constexpr"
 )
 GROUP = 4  # facts of a group of tiles: the first, how many, gradient, first group of the gradient
 BEFORE = 1024  # groups whose sums are added up at once

@@ -166,27 +166,25 @@ def head(message, place, bad, many):
 
 
 @triton.jit
-def cleared(message, facts, groups, listed: tl.constexpr, told: tl.constexpr):
+def cleared(message, facts, sums, each: tl.constexpr, told: tl.constexpr):
     """A message tells of no bad number yet (unless it has been `told`), and groups of tiles have chosen nothing; all that
     will be drawn is counted."""
     if told == 0:
         head(message, tl.load(facts + 2), tl.zeros((), tl.int32), tl.load(facts + 5).to(tl.int32))
-    if listed > 0:
+    if each > 0:
         first, i = tl.load(facts + 6), tl.zeros((), tl.int32)
-        many = (tl.load(facts + 4).to(tl.int32) + listed - 1) // listed
+        many = (tl.load(facts + 4).to(tl.int32) + each - 1) // each
         at = tl.arange(0, 1024)
         while i < many:
-            tl.store(groups + first + i + at, tl.zeros((1024,), tl.int32), mask=i + at < many)
+            tl.store(sums + first + i + at, tl.zeros((1024,), tl.int32), mask=i + at < many)
             i += 1024
 
 
 @triton.jit
-def heads(
-    message, segments, groups, width: tl.constexpr, listed: tl.constexpr, told: tl.constexpr, chain: tl.constexpr
-):
+def heads(message, segments, sums, width: tl.constexpr, each: tl.constexpr, told: tl.constexpr, chain: tl.constexpr):
     """What is the first kernel where no other one begins with it: tiles that find a bad number tell of it later."""
     follow(chain)
-    cleared(message, segments + tl.program_id(0) * width, groups, listed, told)
+    cleared(message, segments + tl.program_id(0) * width, sums, each, told)
 
 
 @triton.jit
