@@ -131,11 +131,28 @@ def test_a_sampled_threshold_finds_about_as_many(name: str, kind: str) -> None:
 def test_randomk_chooses_others_for_every_seed_and_each_as_often() -> None:
     flat = torch.ones(1000)
     chosen = torch.stack([through("randomk", flat, seed, part=0.1) for seed in range(300)])
-    assert chosen.sum(1).max() <= 100
-    assert chosen.sum(1).min() >= 90
+    assert (chosen.sum(1) == 100).all()
     often = chosen.sum(0)  # expected 30 at most, standard deviation 5.2
     assert often.max() < 30 + 6 * 5.2
     assert often.min() > 30 - 6 * 5.2
+
+
+@few
+@given(count=counts, seed=seeds, part=st.sampled_from([0.003, 0.01, 0.07, 0.3, 0.6, 1.0]))
+def test_randomk_takes_one_number_of_every_stretch(count: int, seed: int, part: float) -> None:
+    """Stretches of equal lengths but for one number, the longer ones first; none is left out."""
+    many = min(count, max(1, int(count * part)))
+    chosen = through("randomk", torch.arange(1, count + 1).float(), seed, part=part)
+    assert torch.equal(chosen[chosen != 0], chosen.nonzero()[:, 0] + 1.0)
+    assert all(int((piece != 0).sum()) == 1 for piece in chosen.tensor_split(many))
+
+
+def test_randomk_is_as_likely_to_take_each_number_of_a_stretch() -> None:
+    flat = torch.ones(97)
+    taken = torch.stack([through("randomk", flat, seed, part=0.001) for seed in range(2000)]).sum(0)
+    assert taken.sum() == 2000
+    squares = float(((taken - 2000 / 97) ** 2).sum() / (2000 / 97))  # expected 96, standard deviation 13.9
+    assert squares < 96 + 5 * 13.9
 
 
 @pytest.mark.parametrize(("bits", "members"), [(8, 4), (8, 1), (16, 8), (8, 127)])

@@ -195,6 +195,10 @@ PROGRAMS: dict[str, tuple[Maker, Maker]] = {
     "chooses by several tests": (chosen_twice, lambda m: l.spread(m["a"], m["b"])),
     "blocks of one size": (lambda x: {"a": l.largest(x, 32), "b": l.largest(x, 64)}, lambda m: m["a"]),
     "put there by spread(...)": (lambda x: {"a": l.choose(x > 0, 0.1).take(x)}, lambda m: m["a"] * 2),
+    "computes with what was drawn": (
+        lambda x: {"a": l.choose(l.draw(0.1).mask & (x > 0), 0.1).take(x)},
+        lambda m: l.spread(m["a"], m["a"]),
+    ),
     "samples what needs whole blocks": (
         lambda x: {"a": l.threshold(x - l.largest(x, 32), 0.1, every=8), "n": x},
         lambda m: m["n"],

@@ -15,12 +15,22 @@ from tests.packages import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 POINTERS = {
-    "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64", "state": "*i64",
-    "board": "*i64", "found": "*i32", "words": "*i32", "numbers": "*i32",
+    "message": "*u8", "tiles": "*i64", "segments": "*i64", "programs": "*i64", "groups": "*i64",
+    "board": "*i64", "found": "*i32", "sums": "*i32", "words": "*i32", "listed": "*i64",
     **dict.fromkeys(["flat", "residual", "agreed", "partial", "stats", "out", "values"], "*fp32"),
 }  # fmt: skip
 WHOLE = dict.fromkeys(["seed", "many"], "i32")
-CHOICES = {"ALIGNED": 16, "width": 8, "wide": 1024, "WIDE": 512, "SHARE": 32, "CHAIN": 2, "chain": 2}  # others are on
+CHOICES = {
+    "ALIGNED": 16,
+    "width": 8,
+    "each": 16,
+    "LISTED": 16,
+    "wide": 1024,
+    "WIDE": 512,
+    "SHARE": 32,
+    "CHAIN": 2,
+    "chain": 2,
+}  # others are on
 
 
 @pytest.mark.skipif(not installed("triton"), reason="no Triton")
@@ -39,7 +49,7 @@ def test_kernels_say_what_the_reference_says() -> None:
 @pytest.mark.skipif(
     "TRITON_INTERPRET" in os.environ, reason="TRITON_INTERPRET is set: kernels are interpreted, not compiled"
 )
-@pytest.mark.parametrize("name", ["int4", "terngrad", "topk"])
+@pytest.mark.parametrize("name", ["int4", "randomk", "terngrad", "topk"])
 def test_kernels_are_compiled_without_a_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter forgives what the compiler does not. What a codec needs of each kind is wide loads of the numbers."""
     import triton

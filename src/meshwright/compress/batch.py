@@ -19,7 +19,7 @@ class Batch(ABC):
     """Gradients of given sizes that lie one after the other in one buffer, and the message that they become.
 
     Bad numbers, which are infinite or none, count as 0 one by one: all others of their gradient are encoded as usual. A bad
-    number is never chosen and keeps its residual, whatever the message says of it, and `flags` tells of its gradient. (A
+    number passes no test (one that is drawn is 0) and keeps its residual, and `flags` tells of its gradient. (A
     codec of one pass has written its message before all of a gradient has been seen: it could not do without the rest.)
     With a residual, the sum of both is judged. A residual that is bad itself, which it would be for ever, is taken as 0 and
     so becomes good: the gradient alone is encoded, and `flags` tells of it this once.

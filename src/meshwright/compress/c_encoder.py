@@ -187,8 +187,11 @@ class Encoder(Writer):
         return f"(({type_(one)} *)(msg + at{i}))[base + i] = {word(one, '{}')};"
 
     def _chosen(self, choice: Node, chosen: list[tuple[int, Field, Node]]) -> None:
-        self.loop([("keep[i] = (uint8_t){};", choice)])
-        self.line("if (ill) for (int64_t i = 0; i < m; i++) keep[i] &= good[i];")
+        if choice.op == "drawn":
+            self.line("drawn(keep, base, m, n, room, seed);")
+        else:
+            self.loop([("keep[i] = (uint8_t){};", choice)])
+            self.line("if (ill) for (int64_t i = 0; i < m; i++) keep[i] &= good[i];")
         self.line("const int64_t here = collected(keep, m, room - chosen, places);", "if (here) {")
         for i, one, node in chosen:
             array = "e" if node.kind == "float" else "w"

@@ -241,6 +241,14 @@ def choose(mask: Node, part: float) -> Choice:
     return Choice(mask, part)
 
 
+def draw(part: float) -> Choice:
+    """A part of the numbers (one at least), chosen at random: one of every run of about 1 / part, by a hash of the run's
+    place and the seed. Numbers of a run are equally likely, and others are chosen for every seed."""
+    if not 0 < part <= 1:
+        raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
+    return Choice(Node("drawn", kind="bool"), part)
+
+
 def pack(x: Node, bits: int, *, signed: bool = False) -> Packed:
     """Whole numbers from 0 to 2^bits - 1, or tests (1 bit); what lies outside becomes the nearest that fits. With `signed`
     (8 or 16 bits) they are less than 2^(bits - 1) away from 0, and messages can be added."""

@@ -47,12 +47,14 @@ INLINE uint16_t to_bf16(float x) {
 INLINE float from_f32(float x) { return x; }
 INLINE float to_f32(float x) { return x; }
 
-INLINE float uniform_at(uint32_t index, uint32_t seed) {
+INLINE uint32_t hashed(uint32_t index, uint32_t seed) {
     uint32_t x = index * 0x9E3779B1u + seed * 0x85EBCA77u;
     x ^= x >> 16; x *= 0x7FEB352Du;
-    x ^= x >> 15; x *= 0x846CA68Bu;
-    x ^= x >> 16;
-    return (float)(int32_t)(x >> 8) * 0x1p-24f;
+    x ^= x >> 15;
+    return x * 0x846CA68Bu; /* the first bits are the best */
+}
+INLINE float uniform_at(uint32_t index, uint32_t seed) {
+    return (float)(int32_t)(hashed(index, seed) >> 9) * 0x1p-23f;
 }
 
 /* Reductions of a tile: so many at once, in an order that is always the same. */
@@ -98,6 +100,19 @@ static void attempts(float low, float high, int turn, float *tries) {
 static void narrowed(float *low, float *high, const float *tries, const int64_t *counts, int64_t k) {
     for (int j = 14; j >= 0 && counts[j] <= k; j--) *high = tries[j];
     for (int j = 0; j < 15 && counts[j] > k; j++) *low = tries[j];
+}
+
+/* Which numbers of a tile are chosen at random: one of each of `many` strata, the first of which may be longer by one. */
+static void drawn(uint8_t *keep, int64_t base, int64_t m, int64_t n, int64_t many, uint32_t seed) {
+    const int64_t wide = n / many, longer = n % many, both = longer * (wide + 1);
+    int64_t s = base < both ? base / (wide + 1) : longer + (base - both) / wide;
+    memset(keep, 0, (size_t)m);
+    for (; s < many; s++) {
+        const int64_t begin = s * wide + least(s, longer), length = wide + (s < longer);
+        if (begin >= base + m) return;
+        const int64_t at = begin + (int64_t)((hashed((uint32_t)s, seed) * (uint64_t)length) >> 32) - base;
+        if (at >= 0 && at < m) keep[at] = 1;
+    }
 }
 
 /* The places of the numbers that pass a test, while there is room; those that find none do not pass. */

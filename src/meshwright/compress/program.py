@@ -139,6 +139,8 @@ def compiled(encode: Callable[[Node], Sent], decode: Callable[[Mapping[str, Node
             "chooses by several tests", field="encode", valid="one choose(...), whose .take(...) give values"
         )
     last = Pass(_last(stops), (), fields, next(iter(tests.values()), None), said)
+    if any(arg.op == "drawn" for root in fields for one in walk(root.node) if one.op != "take" for arg in one.args):
+        raise InputError("computes with what was drawn", field="draw", valid="choice.index and choice.take(...)")
     agreed = [node for node in stops if node.op == "agreed"]
     if len(agreed) > 1:
         raise InputError("agrees on several values", field="encode", valid="one agreed(...)")

@@ -44,7 +44,10 @@ def encoded(
     last = program.encoding[-1]
     if last.choice is not None:
         part = next(one.part for one in program.fields if one.over == "chosen")
-        values.chosen = np.flatnonzero(values.of(last.choice) & taken.good)[: capacity(count, part)]
+        if last.choice.op == "drawn":
+            values.chosen = drawn(count, part, seed)  # bad ones, too, which are 0
+        else:
+            values.chosen = np.flatnonzero(values.of(last.choice) & taken.good)[: capacity(count, part)]
     message[:8] = np.array([taken.bad, len(values.chosen)], np.uint32).view(np.uint8)
     for one in program.fields:
         if one.sent:
@@ -194,12 +197,29 @@ class Values:
         return out
 
 
-def uniform(count: int, seed: int) -> Array:
-    """A hash of every place and the seed, from [0, 1), with 24 bits."""
+def hashed(count: int, seed: int) -> Array:
+    """32 bits for every place, from it and the seed."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(seed * 0x85EBCA77 & 0xFFFFFFFF)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return ((x ^ (x >> np.uint32(16))) >> np.uint32(8)) * 2.0**-24
+    return np.asarray((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B), np.uint32)
+
+
+def uniform(count: int, seed: int) -> Array:
+    """From [0, 1), with 23 bits of the hash."""
+    return (hashed(count, seed) >> np.uint32(9)) * 2.0**-23
+
+
+def drawn(count: int, part: float, seed: int) -> Array:
+    """Numbers chosen at random, one of every stratum: as many strata as there is room for, those at first longer by one
+    where their lengths differ."""
+    many = capacity(count, part)
+    if not many:
+        return np.zeros(0, np.int64)
+    wide, longer = divmod(count, many)
+    which = np.arange(many)
+    length = (wide + (which < longer)).astype(np.uint64)
+    inside = (hashed(many, seed).astype(np.uint64) * length) >> np.uint64(32)
+    return np.asarray(which * wide + np.minimum(which, longer) + inside.astype(np.int64))
 
 
 def found_threshold(x: Array, part: float, every: int) -> Any:

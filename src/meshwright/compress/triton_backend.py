@@ -20,10 +20,10 @@ from torch import Tensor
 from meshwright.compress.batch import Batch
 from meshwright.compress.language import Node
 from meshwright.compress.program import Program, barriers, capacity, walk
-from meshwright.compress.triton_launch import COLLECTING, Run, Search
+from meshwright.compress.triton_launch import COLLECTING, REDUCING, Run, Search
 from meshwright.compress.triton_reading import SPREAD, in_order
 from meshwright.compress.triton_source import source, sums
-from meshwright.compress.triton_values import Shape
+from meshwright.compress.triton_values import LARGER, Shape
 
 TILE, WARPS = 2048, 4  # numbers and warps of a program
 CHOOSING = 4096  # numbers, where some are chosen
@@ -46,12 +46,14 @@ class TritonBatch(Batch):
         lengths = np.array(self.counts, np.int64)
         # Where numbers are chosen, a gradient's last tile says how many: one without numbers has a tile, too.
         self._tiles, first, many = self._tiling(lengths, self._tile, least=int(self._part > 0))
+        self._groups, groups = self._grouped(first, many)
+        self._large, *large = self._tiling(lengths, LARGER * self._tile)
         self._segments = self._table(
-            np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room),
+            np.array(self.starts[:-1]), lengths, np.array(self.places[:-1]), first, many, np.array(self._room), groups,
+            *large,
             *(np.array(column) for column in self._fields()),
         )  # fmt: skip
         self._chosen = self._tiling(np.array(self._room, np.int64), self._tile, inside=True)[0]
-        self._groups = self._grouped(first, many)
         self._in_order = in_order(program)
         self._decoded = self._tiling(lengths, SPREAD)[0] if self._in_order else self._tiles
         # Programs that search a threshold together must all run at once; the interpreter runs one after the other.
@@ -61,10 +63,17 @@ class TritonBatch(Batch):
         # Launches that overlap need a device that knows how to wait for the one before inside a program.
         self._overlaps = cuda is not None and cuda.major >= 9
         # Results of the tiles of a gradient are put together by one program: at once if they are few, by a wide one else.
-        self._wide, self._joining = (1024, 4) if max(many, default=0) <= 1024 else (16384, 16)
+        few = max(large[1], default=0) <= 1024
+        self._wide, self._joining = (1024, 4) if few else (8192, 16)
         self._scratch(len(self._tiles), len(self._shape.stats))
         aligned = int(np.gcd.reduce(np.array([16, *self.starts[:-1]])))
         self._aligned = aligned & -aligned
+
+    @property
+    def _listed(self) -> int:
+        """Tiles of a group, where numbers are chosen by a test; else 0."""
+        choice = self._last.choice
+        return 0 if choice is None or choice.op == "drawn" else self._shape.listed
 
     @property
     def _part(self) -> float:
@@ -92,14 +101,15 @@ class TritonBatch(Batch):
         at = np.array(self.starts[:-1], np.int64)[which] + (0 if inside else start)
         return self._table(at, which, start, np.minimum(lengths[which] - start, size)), first, many
 
-    def _grouped(self, first: Any, many: Any) -> Tensor:
-        """Groups of tiles of one gradient: the first, how many, gradient, first group of the gradient."""
+    def _grouped(self, first: Any, many: Any) -> tuple[Tensor, Any]:
+        """Groups of tiles of one gradient (the first, how many, gradient, first group of it), and the first of each."""
         size = self._shape.listed
         groups = -(-many // size)
         which = np.repeat(np.arange(len(groups)), groups)
         start = np.cumsum(groups) - groups
         inside = (np.arange(len(which)) - start[which]) * size
-        return self._table(first[which] + inside, np.minimum(many[which] - inside, size), which, start[which])
+        table = self._table(first[which] + inside, np.minimum(many[which] - inside, size), which, start[which])
+        return table, start
 
     def _scratch(self, tiles: int, stats: int) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -110,9 +120,9 @@ class TritonBatch(Batch):
         chosen = max(tiles, 1) if self._part or self._searches else 1
         self._found = empty(chosen, dtype=torch.int32)  # how many numbers every tile has chosen, and lists of them
         self._words = empty(chosen * self._tile // 32, dtype=torch.int32)
-        self._numbers = empty(chosen * self._shape.slots, dtype=torch.int32)
-        self._values = empty(chosen * self._shape.slots)
-        self._state = empty(max(len(self._groups), 1), dtype=torch.int64)
+        self._lists = empty(chosen * self._shape.slots, dtype=torch.int64)  # places and numbers
+        self._values = empty(chosen * self._shape.slots if self._searches else 1)
+        self._sums = empty(max(len(self._groups), 1), dtype=torch.int32)  # how many every group of tiles has
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
         if self.program.agrees is not None:
@@ -129,9 +139,8 @@ class TritonBatch(Batch):
         run = Run(self, flat, message, residual, seed)
         agrees = self.program.agrees
         if agrees is not None and not agreed:
-            self._before([agrees.args[0]], run, flag=False)
+            self._before([agrees.args[0]], run, flag=True)
             self._agree(run)
-        run.flagged = False
         self._before([one.node for one in self._last.fields], run, flag=True)
         self._write(run)
 
@@ -144,7 +153,7 @@ class TritonBatch(Batch):
         for one in self.program.encoding[:-1]:
             if any(id(node) in needed for node in sums(one)):
                 flags = flag and not run.flagged
-                run.over(f"reduce_{one.level}", flag=flags)
+                run.over(f"reduce_{one.level}", flag=flags, tiles=self._large, warps=2 * self._warps, maxnreg=REDUCING)
                 run.launch(
                     f"finish_{one.level}", len(self.counts), run.message, self._segments, self._partial, self._stats,
                     self._partial.shape[1], flags, self._wide, warps=self._joining,
@@ -155,20 +164,21 @@ class TritonBatch(Batch):
                     self._searches[id(node)].launch(self, run)
 
     def _write(self, run: Run) -> None:
-        if self._last.choice is not None:
-            run.over("choose", flag=not run.flagged, **run.few)
+        if not (run.cleared or (run.flagged and not self._listed)):
+            run.launch(
+                "heads", len(self.counts), run.message, self._segments, self._sums, self._shape.width, self._listed,
+                run.flagged, warps=1,
+            )  # fmt: skip
+        flag = not run.flagged
+        if self._last.choice is None:
+            run.over("write_message", flag=flag)
+            return
+        run.over("choose", flag=flag, **run.few)
+        if self._listed:
             run.launch(
                 "collect", len(self._groups), run.flat, run.kept, run.message, self.agreed, self._tiles, self._segments,
-                self._groups, self._partial, self._stats, self._found, self._words, self._numbers, self._values, self._state,
-                run.seed, not run.flagged, run.residual is not None, warps=self._warps,
-                last=(32 * self._warps, self._aligned), maxnreg=COLLECTING,
-            )  # fmt: skip
-            return
-        run.over("write_message", flag=not run.flagged)
-        if not run.flagged:
-            run.launch(
-                "heads", len(self.counts), run.message, self._segments, self._partial, self._shape.width, self._wide,
-                warps=self._joining,
+                self._groups, self._stats, self._found, self._sums, self._words, self._lists, run.seed,
+                run.residual is not None, warps=self._warps, last=(self._aligned,), maxnreg=COLLECTING,
             )  # fmt: skip
 
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from textwrap import indent
 
-from meshwright.compress.program import Field
+from meshwright.compress.program import Field, Pass
 from meshwright.compress.triton_values import FIXED, TILE, TYPES, Body, Shape, small_whole
 
 _ARGUMENTS = (
-    "flat, residual, message, agreed, tiles, segments, partial, stats, found, words, numbers, values, seed, many"
+    "flat, residual, message, agreed, tiles, segments, partial, stats, found, sums, words, listed, values, seed, many"
 )
 _MOST = 3.4028234663852886e38  # a number that is not less or equal is infinite or none
 _FLAGS = "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr"
@@ -33,11 +33,19 @@ LOWEST = [
     "lowest = (word & -word).to(tl.float32).to(tl.int32, bitcast=True)  # its exponent is the place of the bit",
     "offset = which + ((lowest >> 23) & 255) - 127",
 ]
-NEXT = ["word &= word - 1", "place += 1", "left -= 1"]
+NEXT = ["word &= word - 1", "place += 1"]
+LOOKED = ["if FLAG:", "    none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper"]
+# A kernel that was launched before has written that no number is bad.
+TOLD = [
+    "if FLAG:",
+    "    if none != 0.0:",
+    "        tl.store((message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32)), 1)",
+]
 
 
-def kernel(shape: Shape, name: str, body: Body) -> str:
-    """A pass over tiles of the gradients. Each can be the first, which looks for bad numbers."""
+def kernel(shape: Shape, name: str, body: Body, *, back: bool = False) -> str:
+    """A pass over tiles of the gradients. Each can be the first, which looks for bad numbers. One that goes `back` begins
+    with the last tile: where a pass before it has ended, so that a cache still has some of the numbers."""
     size, columns = shape.size, shape.columns
     where = [
         f"rows = tl.arange(0, {size // columns})[:, None]",
@@ -47,8 +55,7 @@ def kernel(shape: Shape, name: str, body: Body) -> str:
         *LOADING,
         "follow(CHAIN)",
         *JUDGING,
-        "if FLAG:",
-        "    none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper",
+        *LOOKED,
     ]
     inner = indent("\n".join([*where, *body.lines]), "    ")
     passed = f"{_ARGUMENTS}, tile, at, segment, start, length, FLAG, RESIDUAL, CHAIN, WIDE"
@@ -60,7 +67,7 @@ def {name}_tile({_ARGUMENTS}, tile, at, segment, start, length, {_FLAGS}, WHOLE:
 
 @triton.jit(do_not_specialize=["seed", "many"])
 def {name}({_ARGUMENTS}, {_FLAGS}, ALIGNED: tl.constexpr):
-{indent(TILE.format(size=size), "    ")}
+{indent(TILE.format(size=size, place="tl.num_programs(0) - 1 - tl.program_id(0)" if back else "tl.program_id(0)"), "    ")}
     if length == {size}:
         {name}_tile({passed}, True)
     else:
@@ -89,3 +96,10 @@ def stored(shape: Shape, body: Body, one: Field, place: int) -> list[str]:
     else:
         lines.append(f"tl.store(to, cast({value}, to.dtype.element_ty), mask=start == 0)")
     return lines
+
+
+def fields_of(shape: Shape, last: Pass, body: Body, *, chosen: bool) -> list[str]:
+    """Lines that write the fields that chosen numbers have, or those that all gradients have."""
+    fields = [(i, one) for i, one in enumerate(last.fields) if one.sent and (one.over == "chosen") == chosen]
+    lines = [line for i, one in fields for line in stored(shape, body, one, i)]
+    return [*body.lines, *lines]

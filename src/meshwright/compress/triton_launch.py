@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.compress.triton_backend import TritonBatch
 
 # Registers of a thread in kernels whose rare paths would ask for more, and leave room for fewer programs.
-CHOOSING, COLLECTING = 64, 80
+CHOOSING, COLLECTING, REDUCING = 48, 64, 64
 
 
 class Run:
@@ -28,16 +28,20 @@ class Run:
         mixed = seed * 0x85EBCA77 & 0xFFFFFFFF
         self.seed = mixed - (1 << 32) if mixed >= 1 << 31 else mixed
         self.kept = flat if residual is None else residual
-        self.flagged, self.first = False, True
+        # Whether messages tell of bad numbers, whether they tell of none yet, whether nothing has been launched.
+        self.flagged, self.cleared, self.first = False, False, True
         self.few: dict[str, Any] = {"maxnreg": CHOOSING} if residual is None else {}
 
-    def over(self, name: str, *, flag: bool = False, **options: Any) -> None:
+    def over(
+        self, name: str, *, flag: bool = False, tiles: Tensor | None = None, warps: int = 0, **options: Any
+    ) -> None:
         """Launch a kernel over all tiles."""
         its = self.batch
+        tiles, warps = its._tiles if tiles is None else tiles, warps or its._warps
         self.launch(
-            name, len(its._tiles), self.flat, self.kept, self.message, its.agreed, its._tiles, its._segments, its._partial,
-            its._stats, its._found, its._words, its._numbers, its._values, self.seed, its._partial.shape[1], flag,
-            self.residual is not None, warps=its._warps, last=(32 * its._warps, its._aligned), **options,
+            name, len(tiles), self.flat, self.kept, self.message, its.agreed, tiles, its._segments, its._partial,
+            its._stats, its._found, its._sums, its._words, its._lists, its._values, self.seed, its._partial.shape[1], flag,
+            self.residual is not None, warps=warps, last=(32 * warps, its._aligned), **options,
         )  # fmt: skip
 
     def launch(
@@ -69,10 +73,12 @@ class Search:
         return cls(slot, Shared.of(batch, GUESS, min(1.0, node.value * MARGIN)), Shared.of(batch, 1, node.value))
 
     def launch(self, batch: TritonBatch, run: Run) -> None:
-        self.guess.launch(f"search_{self.slot}", run)
+        clearing = (not run.cleared, batch._listed, run.flagged)
+        self.guess.launch(f"search_{self.slot}", run, run.message, batch._sums, *clearing)
+        run.cleared = True
         if self.exact is not None:
             run.over(f"pass_{self.slot}", **run.few)
-            self.exact.launch(f"refine_{self.slot}", run, batch._found, batch._values)
+            self.exact.launch(f"refine_{self.slot}", run, batch._found, batch._values, warps=16)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,9 @@ class Shared:
     @classmethod
     def of(cls, batch: TritonBatch, every: int, part: float) -> Shared:
         steps, seen = np.array([sampling(one, every) for one in batch.counts], np.int64).reshape(-1, 2).T
-        rows = np.minimum(-(-seen // CHUNK), batch._together)
+        rows = np.clip(
+            -(-seen // CHUNK), 1, batch._together
+        )  # one for a gradient without numbers, too: it clears its message
         which = np.repeat(np.arange(len(rows)), rows)
         first = (np.cumsum(rows) - rows)[which]
         reach = np.array([capacity(int(one), part) for one in seen], np.int64)
@@ -98,10 +106,10 @@ class Shared:
         board = torch.zeros(ROUNDS + 2, max(len(which), 1), 16, dtype=torch.int64, device=batch.device)
         return cls(table, board, 1 if most == 1 else max(32, 1 << (most - 1).bit_length()))
 
-    def launch(self, name: str, run: Run, *lists: Tensor) -> None:
+    def launch(self, name: str, run: Run, *more: Any, warps: int = 8) -> None:
         its = run.batch
         run.launch(
             name, len(self.table), run.flat, run.kept, its.agreed, its._segments, its._stats, self.table, self.board,
-            run.seed, self.board.shape[1], *lists, run.residual is not None, self.share, its._aligned,
-            warps=16 if lists else 8, enable_fp_fusion=False,
+            run.seed, self.board.shape[1], *more, run.residual is not None, self.share, its._aligned, warps=warps,
+            enable_fp_fusion=False,
         )  # fmt: skip

@@ -68,31 +68,40 @@ def small(x):
 
 
 @triton.jit
-def uniform(number, seed):
-    """From [0, 1): a hash of the place and of what the seed was made into."""
+def hashed(number, seed):
+    """32 bits from the place and from what the seed was made into."""
     x = number.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
-    x *= 0x846CA68B
-    x ^= x >> 16
-    return (x >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return x * 0x846CA68B
+
+
+@triton.jit
+def uniform(number, seed):
+    """From [0, 1): a number from [1, 2) whose last 23 bits are the hash's first ones, less 1. No conversion is as cheap."""
+    return ((hashed(number, seed) >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
 
 
 @triton.jit
 def put(pointer, code, length, whole: tl.constexpr, bits: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
     """Write codes of less than a byte, the first of a byte in its low bits. Floats are whole numbers that fit: their sums
     are exact, and cheaper than shifts."""
-    each: tl.constexpr = 8 // bits
+    # A thread has four numbers that lie together: with 4 bits, what they become is written at once, where it is.
+    wide: tl.constexpr = 16 if bits == 4 and whole else 8
+    each: tl.constexpr = wide // bits
+    to: tl.constexpr = tl.uint16 if wide == 16 else tl.uint8
     weight = 1 << (tl.arange(0, each) * bits)
     if code.dtype == tl.float32:
         many = tl.reshape(code, (rows, columns // each, each)) * weight.to(tl.float32)[None, None, :]
-        packed = small(tl.sum(many, axis=2)).to(tl.uint8)
+        packed = small(tl.sum(many, axis=2)).to(to)
     else:
         many = tl.reshape(code & (2**bits - 1), (rows, columns // each, each)) * weight[None, None, :]
-        packed = tl.sum(many, axis=2).to(tl.uint8)
+        packed = tl.sum(many, axis=2).to(to)
     at = tl.arange(0, rows)[:, None] * (columns // each) + tl.arange(0, columns // each)[None, :]
-    write(pointer + at, packed, at < (length + each - 1) // each, whole)
+    if wide == 16:
+        at = tl.multiple_of(at, [1, 1])  # else the compiler would first bring together what one thread can write
+    write(pointer.to(tl.pointer_type(to)) + at, packed, at < (length + each - 1) // each, whole)
 
 
 @triton.jit
@@ -157,12 +166,25 @@ def head(message, place, bad, many):
 
 
 @triton.jit
-def heads(message, segments, partial, width: tl.constexpr, wide: tl.constexpr, chain: tl.constexpr):
-    """Tell of bad numbers, where no other kernel has done so."""
-    segment = segments + tl.program_id(0) * width
-    first, many, place = tl.load(segment + 3), tl.load(segment + 4).to(tl.int32), tl.load(segment + 2)
+def cleared(message, facts, sums, each: tl.constexpr, told: tl.constexpr):
+    """A message tells of no bad number yet (unless it has been `told`), and groups of tiles have chosen nothing; all that
+    will be drawn is counted."""
+    if told == 0:
+        head(message, tl.load(facts + 2), tl.zeros((), tl.int32), tl.load(facts + 5).to(tl.int32))
+    if each > 0:
+        first, i = tl.load(facts + 6), tl.zeros((), tl.int32)
+        many = (tl.load(facts + 4).to(tl.int32) + each - 1) // each
+        at = tl.arange(0, 1024)
+        while i < many:
+            tl.store(sums + first + i + at, tl.zeros((1024,), tl.int32), mask=i + at < many)
+            i += 1024
+
+
+@triton.jit
+def heads(message, segments, sums, width: tl.constexpr, each: tl.constexpr, told: tl.constexpr, chain: tl.constexpr):
+    """What is the first kernel where no other one begins with it: tiles that find a bad number tell of it later."""
     follow(chain)
-    head(message, place, largest_of(partial + first, many, 0.0, wide), 0)
+    cleared(message, segments + tl.program_id(0) * width, sums, each, told)
 
 
 @triton.jit
@@ -196,13 +218,19 @@ def narrowed(found, low, high, k, turn):
 
 
 @triton.jit
-def reaching(sorted_numbers, many, least):
-    """How many of the numbers are less than one: 32 places are looked at in each turn."""
-    low = tl.zeros((), tl.int32)
-    high = low + many
-    place = tl.arange(0, 32) + 1
+def reaching(sorted_numbers, many, least, guess):
+    """How many of the numbers are less than one: 128 places are looked at in each turn, at first those around a guess."""
+    place = tl.arange(0, 128) + 1
+    step = 1 + many // 8192
+    begin = guess - 64 * step
+    at = begin + place * step - 1
+    inside = (at >= 0) & (at < many)
+    below = tl.load(sorted_numbers + at, mask=inside, other=0x7FFFFFFF) < least
+    turns = tl.sum((below | (at < 0)).to(tl.int32), 0)
+    low = tl.where(turns == 0, 0, tl.maximum(begin + turns * step, 0))
+    high = tl.where(turns == 128, many, tl.minimum(begin + turns * step + step - 1, many))
     while low < high:
-        step = (high - low + 32) // 33
+        step = (high - low + 128) // 129
         at = low + place * step - 1
         below = tl.load(sorted_numbers + at, mask=at < high, other=0x7FFFFFFF) < least
         low += tl.sum(below.to(tl.int32), 0) * step

@@ -47,7 +47,7 @@ def decode_tile({passed}: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def decode(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl.constexpr):
-{indent(TILE.format(size=shape.size), "    ")}
+{indent(TILE.format(size=shape.size, place="tl.program_id(0)"), "    ")}
     if length == {shape.size}:
         decode_tile({passed}, True)
     else:
@@ -80,12 +80,13 @@ def sent({passed}):
 
 @triton.jit
 def decode(message, out, agreed, tiles, segments, ALIGNED: tl.constexpr):
-{indent(TILE.format(size=size), "    ")}
+{indent(TILE.format(size=size, place="tl.program_id(0)"), "    ")}
     facts, end = segments + segment * {shape.width}, start + length
     head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))
     many = tl.minimum(tl.load(facts + 5).to(tl.int32), tl.maximum(tl.load(head + 1), 0))
     places = (message + tl.load(facts + {FIXED + place})).to(tl.pointer_type(tl.int32))
-    number = reaching(places, many, start) + tl.arange(0, {_AT_ONCE})
+    guess = (start.to(tl.float32) * many.to(tl.float32) / tl.load(facts + 1).to(tl.float32)).to(tl.int32)
+    number = reaching(places, many, start, guess) + tl.arange(0, {_AT_ONCE})
     place, value = sent({passed})  # before the zeros, behind which it would wait
     offset = tl.arange(0, {size})
     if length == {size}:
@@ -111,7 +112,7 @@ def _scattering(shape: Shape, result: Node) -> str:
     return f"""
 @triton.jit
 def scatter(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl.constexpr):
-{indent(TILE.format(size=shape.size), "    ")}
+{indent(TILE.format(size=shape.size, place="tl.program_id(0)"), "    ")}
     facts = segments + segment * {shape.width}
     number = start + tl.arange(0, {shape.size})
     head = (message + tl.load(facts + 2)).to(tl.pointer_type(tl.int32))

@@ -6,7 +6,8 @@ from textwrap import indent
 
 from meshwright.compress.language import Node
 from meshwright.compress.program import ROUNDS, RUN, walk
-from meshwright.compress.triton_kernel import JUDGING, LOADING, LOWEST, NEXT, kernel
+from meshwright.compress.triton_kernel import JUDGING, LOADING
+from meshwright.compress.triton_listing import listing
 from meshwright.compress.triton_values import Body, Shape
 from meshwright.errors import InputError
 
@@ -18,22 +19,23 @@ GUESS = 1024  # one in so many runs is looked at for a first guess of what all n
 MARGIN = 1.25  # times as many numbers as wanted are listed by a guess
 
 _ARGUMENTS = "flat, residual, agreed, segments, stats"
-_LISTED = "flat, residual, agreed, segments, stats, values, seed, tile, at, segment, start, word"
-_PROGRAM = f"""
+_BEGIN = f"""
     row = programs + tl.program_id(0) * {FACTS}
     segment, mine, first = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
     rows, k, step = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
     seen, at = tl.load(row + 6).to(tl.int32), tl.multiple_of(tl.load(row + 7), ALIGNED)
     chunks = (seen - 1) // {CHUNK} + 1
-    follow(CHAIN)
+    follow(CHAIN)"""
+_MARK = """
     mark = ((tl.load(board + mine * 16) >> 32) + 1) & 0x7FFFFFFF
     tl.debug_barrier()  # all threads have read it"""
+_CLEARING = "CLEAR: tl.constexpr, LISTED: tl.constexpr, TOLD: tl.constexpr"
 _OPTIONS = "RESIDUAL: tl.constexpr, SHARE: tl.constexpr, ALIGNED: tl.constexpr, CHAIN: tl.constexpr"
 
 
-def _top(slot: int, passed: str) -> str:
+def _top(slot: int, passed: str, begin: str = "rows") -> str:
     """The largest number that all programs of a gradient see."""
-    return f"""    chunk = mine - first
+    return f"""    chunk = mine - first + {begin}
     while chunk < chunks:
         high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
         chunk += rows
@@ -63,12 +65,16 @@ def look_{slot}({passed}, chunk, RESIDUAL: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def search_{slot}({_ARGUMENTS}, programs, board, seed, many, {_OPTIONS}):{_PROGRAM}
-    high = tl.zeros((), tl.float32)
+def search_{slot}({_ARGUMENTS}, programs, board, seed, many, message, sums, {_CLEARING}, {_OPTIONS}):{_BEGIN}
+    own = look_{slot}({passed}, mine - first, RESIDUAL)  # the first ones are kept for all rounds{_MARK}
+    if CLEAR:
+        if mine == first:
+            cleared(message, segments + segment * {shape.width}, sums, LISTED, TOLD)
+    high = tl.maximum(tl.max(own), 0.0)
 {_top(slot, passed)}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
-        found = tl.zeros((16,), tl.int32)
-        chunk = mine - first
+        found = counted(own, low, high, turn)
+        chunk = mine - first + rows
         while chunk < chunks:
             found += counted(look_{slot}({passed}, chunk, RESIDUAL), low, high, turn)
             chunk += rows
@@ -108,37 +114,17 @@ def refining(shape: Shape, node: Node) -> str:
     """A threshold over all numbers: those that reach a guess are listed, tile by tile, and the search is among them. A tile
     whose list is too short is looked at as a whole in every round; if the guess was too high, all numbers are."""
     slot, slots = shape.stats[id(node)], shape.slots
-    tiles, words = max(1, LANES // slots), shape.size // 32
-    body = Body(shape)
-    value = body.let(f"hide({body.full(node.args[0])}, inside, -1.0, WHOLE)")
-    body.lines += [
-        f"bits = tl.reshape({value} >= tl.load(stats + segment * {len(shape.stats)} + {slot}), ({words}, 32))",
-        f"own = words + tile.to(tl.int64) * {words} + tl.arange(0, {words})",
-        "tl.store(own, tl.sum(tl.where(bits, (1 << tl.arange(0, 32))[None, :], 0), 1))",
-        "tl.debug_barrier()",
-        "word = tl.load(own)",
-        "here = ones(word.to(tl.uint32, bitcast=True))",
-        "tl.store(found + tile, tl.sum(here, 0))",
-        f"list_{slot}({_LISTED}, tl.cumsum(here, 0) - here, tl.max(here, 0), RESIDUAL)",
-    ]
+    tiles = max(1, LANES // slots)
     one = Body(shape)
     listed = one.full(node.args[0])
-    turn = [*LOWEST, "inside = word != 0", "number, zero = start + offset, offset * 0", *LOADING, *JUDGING, *one.lines]
+    wrote = [*one.lines, f"tl.store(values + to + place, {listed}, mask=inside)"]
+    # What the guess was is where the answer will be.
+    reaching = Node("ge", (node.args[0], node), kind="bool")
     passed = _passed()
     return f"""{_seen(shape, node, "tile", shape.size)}
 
 
-@triton.jit
-def list_{slot}({_LISTED}, place, left, RESIDUAL: tl.constexpr):
-    which, facts = tl.arange(0, {words}) * 32, segments + segment * {shape.width}
-    WHOLE: tl.constexpr = False
-    to = values + tile.to(tl.int64) * {slots}
-    while left > 0:
-{indent(chr(10).join(turn), "        ")}
-        tl.store(to + place, {listed}, mask=inside & (place < {slots}))
-{indent(chr(10).join(NEXT), "        ")}
-
-{kernel(shape, f"pass_{slot}", body)}
+{listing(shape, f"pass_{slot}", reaching, wrote, ["tl.store(found + tile, all_here)"], bad=True)}
 
 @triton.jit
 def listed_{slot}(found, values, tile, end):
@@ -151,7 +137,7 @@ def listed_{slot}(found, values, tile, end):
 
 
 @triton.jit(do_not_specialize=["seed"])
-def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OPTIONS}):{_PROGRAM}
+def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OPTIONS}):{_BEGIN}{_MARK}
     facts = segments + segment * {shape.width}
     begin = tl.load(facts + 3).to(tl.int32)
     end = begin + tl.load(facts + 4).to(tl.int32)
@@ -175,7 +161,7 @@ def refine_{slot}({_ARGUMENTS}, programs, board, seed, many, found, values, {_OP
     good = tl.sum(tl.where(place[None, :] == 1, told, 0)) > k
     board += many * 16
     if good == 0:
-{indent(_top(slot, passed), "    ")}    low = tl.zeros((), tl.float32)
+{indent(_top(slot, passed, "0"), "    ")}    low = tl.zeros((), tl.float32)
     for turn in range({ROUNDS}):
         counts = tl.zeros((16,), tl.int32)
         if good:

@@ -6,17 +6,19 @@ zero; then come the values that are wanted, each once, in the order of their ope
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import indent
 
 from meshwright.compress.language import REDUCTIONS, Node
 from meshwright.compress.program import Pass
 from meshwright.compress.triton_choosing import choosing
-from meshwright.compress.triton_kernel import kernel, stored
+from meshwright.compress.triton_drawing import drawing
+from meshwright.compress.triton_kernel import TOLD, kernel, stored
 from meshwright.compress.triton_reading import reading
 from meshwright.compress.triton_search import refining, searching
-from meshwright.compress.triton_values import LEAST, LEAST_INT, REDUCE, Body, Shape
+from meshwright.compress.triton_values import LARGER, LEAST, LEAST_INT, REDUCE, Body, Shape
 
-_FLAGGED = ["if FLAG:", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
+_LEFT = ["if FLAG:", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.0))"]
 
 
 def source(shape: Shape) -> str:
@@ -36,8 +38,13 @@ def source(shape: Shape) -> str:
     if program.agrees is not None:
         texts.append(agreeing(shape, program.agrees))
     last = program.encoding[-1]
-    texts += [writing(shape, last) if last.choice is None else choosing(shape, last), reading(shape)]
-    return "\n\n".join(texts)
+    return "\n\n".join([*texts, _last(shape, last), reading(shape)])
+
+
+def _last(shape: Shape, last: Pass) -> str:
+    if last.choice is None:
+        return writing(shape, last)
+    return drawing(shape, last) if last.choice.op == "drawn" else choosing(shape, last)
 
 
 def sums(one: Pass) -> list[Node]:
@@ -46,9 +53,11 @@ def sums(one: Pass) -> list[Node]:
 
 
 def reducing(shape: Shape, one: Pass) -> str:
-    """A pass that leaves the statistics of every tile, and a kernel that puts those of a gradient together."""
-    body, after = Body(shape), []
-    body.lines += _FLAGGED
+    """A pass that leaves the statistics of every tile, and a kernel that puts those of a gradient together. Tiles are larger
+    than elsewhere: the fewer there are, the sooner the kernel ends for which all wait."""
+    large = replace(shape, size=LARGER * shape.size)
+    body, after = Body(large), []
+    body.lines += _LEFT
     for node in sums(one):
         slot = shape.stats[id(node)]
         least = (LEAST_INT if node.kind == "int" else LEAST)[node.op]
@@ -63,13 +72,14 @@ def reducing(shape: Shape, one: Pass) -> str:
 def finish_{one.level}(message, segments, partial, stats, many, FLAG: tl.constexpr, WIDE: tl.constexpr, CHAIN: tl.constexpr):
     segment = tl.program_id(0)
     facts = segments + segment * {shape.width}
-    first, tiles = tl.load(facts + 3), tl.load(facts + 4).to(tl.int32)
+    first, tiles = tl.load(facts + 7), tl.load(facts + 8).to(tl.int32)
     follow(CHAIN)
 {indent(chr(10).join(after), "    ")}
     if FLAG:
-        head(message, tl.load(facts + 2), largest_of(partial + first, tiles, 0.0, WIDE), 0)
+        bad = largest_of(partial + first, tiles, 0.0, WIDE)
+        head(message, tl.load(facts + 2), bad, tl.load(facts + 5).to(tl.int32))
 """
-    return kernel(shape, f"reduce_{one.level}", body) + finish
+    return kernel(large, f"reduce_{one.level}", body) + finish
 
 
 def _partial(slot: int, kind: str) -> str:
@@ -94,7 +104,7 @@ def agree(agreed, segments, stats, CHAIN: tl.constexpr):
 def writing(shape: Shape, last: Pass) -> str:
     """The message, and what it does not say of every number."""
     body = Body(shape)
-    body.lines += _FLAGGED
+    body.lines += TOLD
     for i, one in enumerate(last.fields):
         if one.sent:
             body.lines += stored(shape, body, one, i)
@@ -103,4 +113,4 @@ def writing(shape: Shape, last: Pass) -> str:
         said = rest.of(last.result, "float")
         rest.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
         body.lines += ["if RESIDUAL:", *("    " + line for line in rest.lines)]
-    return kernel(shape, "write_message", body)
+    return kernel(shape, "write_message", body, back=any(sums(one) for one in shape.program.encoding))

@@ -9,7 +9,10 @@ from meshwright.compress.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compress.program import Program, is_barrier, walk
 
 COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
-FIXED = 6  # of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones
+# Facts of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones, first group
+# of tiles, first large tile, large tiles.
+FIXED = 9
+LARGER = 4  # times as large are tiles whose numbers are only reduced
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u8": "uint8", "u16": "uint16",
          "i8": "int8", "i16": "int16"}  # fmt: skip
 _CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "floor": "tl.floor", "round": "nearest",
@@ -22,7 +25,7 @@ _CLOSED = frozenset(["add", "sub", "neg", "min", "max", "where"])  # whole numbe
 LISTED = 2048  # places of lists that one program reads
 
 
-TILE = """tile = tl.program_id(0)
+TILE = """tile = {place}
 row = tiles + tile.to(tl.int64) * 4
 at = tl.multiple_of(tl.load(row), ALIGNED)
 segment = tl.load(row + 1).to(tl.int32)

@@ -11,10 +11,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# The kind of a word, above its value: 1 a tile's own number, 2 with all before it; 4 more in every second launch.
-_KIND = tl.constexpr(56)
-_VALUE = tl.constexpr((1 << 56) - 1)
-
 
 @triton.jit
 def follow(chain: tl.constexpr):
@@ -24,32 +20,6 @@ def follow(chain: tl.constexpr):
         gdc_launch_dependents()
     if chain == 2:
         gdc_wait()
-
-
-@triton.jit
-def total_before(state, tile, first, mine, wide: tl.constexpr):
-    """The sum of all tiles' numbers from the first one to before this one (Merrill and Garland 2016, decoupled look-back).
-    `wide` is a multiple of the number of threads, so that each word is read once and all threads decide alike."""
-    me = state + tile
-    turn = ((tl.load(me) >> _KIND) & 4) ^ 4
-    tl.debug_barrier()  # all threads have read it
-    tl.atomic_xchg(me, mine | ((turn | tl.where(tile == first, 2, 1)) << _KIND), sem="relaxed")
-    before = tl.zeros((), tl.int64)
-    nearest = tile - 1
-    place = tl.arange(0, wide)
-    while nearest >= first:
-        which = nearest - place
-        inside = which >= first
-        word = tl.load(state + which, mask=inside, other=0, volatile=True)
-        kind = tl.where(inside, (word >> _KIND) ^ turn, 2).to(tl.int32)
-        # The nearest tile that knows all before it (an even number), or is not ready (an odd one).
-        end = tl.min(tl.where(kind == 1, 2 * wide, 2 * place + tl.where(kind > 2, 1, 0)), 0)
-        if end % 2 == 0:
-            before += tl.sum(tl.where(inside & (2 * place <= end), word & _VALUE, 0), 0)
-            nearest = tl.where(end == 2 * wide, nearest - wide, first - 1)
-    if tile != first:
-        tl.atomic_xchg(me, (before + mine) | ((turn | 2) << _KIND), sem="relaxed")
-    return before
 
 
 @triton.jit

@@ -1,10 +1,10 @@
 """Numbers chosen at random: others in every step, by its seed."""
 
-from meshwright.compress.language import Fields, Node, Sent, choose, spread, threshold, uniform
+from meshwright.compress.language import Fields, Node, Sent, draw, spread
 
 
 def encode(g: Node, *, part: float = 0.01) -> Sent:
-    chosen = choose(uniform() >= threshold(uniform(), part, every=1024), part)
+    chosen = draw(part)
     return {"index": chosen.index, "value": chosen.take(g)}
 
 
