@@ -26,10 +26,12 @@ WITHIN = 0.02
 EVERY = 10  # steps between looks at the validation loss
 # Name, options, error feedback. Rounded at random, TernGrad's mean is right as it is: with feedback its few levels diverge.
 RUNS: list[tuple[str, dict[str, Any], bool]] = [
-    ("fp16", {}, True), ("bf16", {}, True), ("int8", {}, True), ("int4", {}, True), ("homomorphic", {}, True),
-    ("onebit", {}, True), ("tbq", {}, True), ("terngrad", {"bits": 4}, False), ("terngrad", {"bits": 2}, False),
+    ("fp16", {}, True), ("bf16", {}, True), ("int8", {}, True), ("int4", {}, True), ("int2", {}, True),
+    ("homomorphic", {}, True), ("onebit", {}, True), ("tbq", {}, True),
+    ("terngrad", {"bits": 4}, False), ("terngrad", {"bits": 2}, False),
     ("dgc", {}, True), ("graddrop", {}, True), ("topk", {}, True), ("randomk", {"part": 0.1}, True), ("randomk", {}, True),
-    ("powersgd", {"rank": 16}, True), ("powersgd", {"rank": 8}, True), ("powersgd", {"rank": 4}, True),
+    ("powersgd", {"rank": 32}, True), ("powersgd", {"rank": 16}, True), ("powersgd", {"rank": 8}, True),
+    ("powersgd", {"rank": 4}, True),
 ]  # fmt: skip
 
 Mean = Callable[[list[Tensor], int], Tensor]  # from the gradients of all processes and the step to their mean

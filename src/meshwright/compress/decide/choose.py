@@ -19,7 +19,7 @@ WIDE = 6  # ways that are tried for each unit: the best ones, uniformly
 
 PAYS = 0.1  # part of the time that 16 bits must save: where they hardly pay, gradients stay as they are
 PAYS_LOSSY = 1 / 3  # part that fewer bits must save
-SIMULATIONS = 1500  # at most, for one decision: a count, so that all processes decide alike
+SIMULATIONS = 1500  # at most, for one decision
 
 Costs = Callable[[Way, tuple[tuple[int, ...], ...]], Sequence[Strand]]  # of adjacent gradients of these shapes
 
@@ -39,20 +39,24 @@ class Decision:
 
 
 def decide(
-    facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
+    facts: Facts,
+    ways: Sequence[Way],
+    costs: Costs,
+    allowed: Mapping[Unit, Sequence[Way]] | None = None,
+    simulations: int = SIMULATIONS,
 ) -> Decision:
-    """The best way for every unit; `allowed` leaves some units fewer ways.
+    """The best way for every unit; `allowed` leaves some units fewer ways, `simulations` is how many may be tried.
 
     Gradients stay as they are unless 16 bits save a tenth of the time, and keep 16 bits unless fewer save a third.
     """
-    best = _best(facts, ways, costs, allowed)
+    best = _best(facts, ways, costs, allowed, simulations)
     exact = [way for way in ways if way.exact]
     if not exact:
         return best
     plain = priced(facts, exact[:1] * len(facts.units), costs)
     near = [way for way in ways if way.near]
     kept = {unit: [way for way in some if way.near] for unit, some in allowed.items()} if allowed else None
-    return worth(plain, _best(facts, near, costs, kept), best)
+    return worth(plain, _best(facts, near, costs, kept, simulations), best)
 
 
 def single(
@@ -75,7 +79,13 @@ def worth(plain: Decision, nearly: Decision, best: Decision) -> Decision:
     return best if best.price < safe.price * (1 - PAYS_LOSSY) else safe
 
 
-def _best(facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None) -> Decision:
+def _best(
+    facts: Facts,
+    ways: Sequence[Way],
+    costs: Costs,
+    allowed: Mapping[Unit, Sequence[Way]] | None,
+    simulations: int,
+) -> Decision:
     space = [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
     combinations = 1
     for some in space:
@@ -87,7 +97,7 @@ def _best(facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit
     uniform.sort(key=lambda one: one[0].price)
     narrow = [way for _, way in uniform[:WIDE]]
     space = [tuple(way for way in narrow if way in some) or some for some in space]
-    each = SIMULATIONS // STARTS
+    each = simulations // STARTS
     improved = (_improved(facts, start, space, costs, each) for start, _ in uniform[:STARTS])
     return min(improved, key=lambda one: one.price)
 

@@ -20,6 +20,7 @@ from meshwright.compress.sync.wire import Transfer, Wire
 _SMALL = 256  # bytes of a message whose length does not matter
 _LONG_ENOUGH = 0.1  # seconds: then starting and bursts that a shaped link lets through do not matter
 _SIZES = tuple(1 << power for power in (17, 19, 21, 23))  # bytes that a process sends
+_BURST = 1 << 20  # bytes
 _TIMES = 5
 
 
@@ -50,6 +51,16 @@ def probe_size(wire: Wire, submit: Submit) -> int:
         if _seen(wire, size, submit).wall > _LONG_ENOUGH:
             break
     return size
+
+
+def probe_of(link: Link) -> int:
+    """The same for a link whose speed is about known; no less than shaped links let through at once.
+
+    >>> from meshwright.compress.decide.facts import Cost
+    >>> [probe_of(Link(Cost(8e-6 / mbit), Cost(0.0))) for mbit in (10, 200, 100_000)]
+    [1048576, 2500000, 8388608]
+    """
+    return round(min(max(_LONG_ENOUGH / link.messages.byte, _BURST), _SIZES[-1]))
 
 
 def probed(wire: Wire, size: int, submit: Submit) -> float:

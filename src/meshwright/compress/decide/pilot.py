@@ -23,7 +23,7 @@ from torch.futures import Future
 from meshwright.compress.decide.choose import Decision, decide, priced, single, steps_of
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
-from meshwright.compress.decide.link import Submit, measured, neighbours, probe_size, probed, told
+from meshwright.compress.decide.link import Submit, measured, neighbours, probe_of, probe_size, probed, told
 from meshwright.compress.decide.pipeline import Strand, Times
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.bucket import Gradients
@@ -35,9 +35,10 @@ from meshwright.compress.sync.wire import Wire
 
 _FIRST = 2  # the step of the first vote: DDP cuts its buckets anew after one
 _OFF = 0.25  # part by which a step may differ from what was expected before the link is looked at
-_PROBING = 0.01  # part of the time that probes may take
+_PROBING = 0.02  # part of the time that probes may take
 _BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
 _MIXED = 0.05  # part by which a mixture must be better than one way for all: every change of way is a message more
+_TRIED = 200  # simulations of mixtures for one decision, about 0.1 s, for which all wait
 _APART = 2.0  # seconds between votes, where steps are shorter
 _REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
@@ -219,6 +220,7 @@ class Pilot:
         byte = max(found - messages.latency - messages.work / min(1.0, self._cores), found / 4) / self._probe
         times, self._unprobed = byte / messages.byte, 0.0
         self.link = self.link.slower(times)
+        self._probe = probe_of(self.link)
         return abs(times - 1) > _OFF
 
     def _change(self, facts: Facts, stamp: Stamp, *, anew: bool) -> None:
@@ -257,7 +259,7 @@ class Pilot:
             allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
         best = single(facts, self.auto.ways, self._costs, allowed)
         if self.history or facts.ready[-1]:  # else nothing is known but the link
-            mixed = decide(facts, self.auto.ways, self._costs, allowed)
+            mixed = decide(facts, self.auto.ways, self._costs, allowed, _TRIED)
             best = mixed if mixed.price < best.price * (1 - _MIXED) else best
         now = [self._ways.get(name) for name in known_as]
         if not self.history or any(
