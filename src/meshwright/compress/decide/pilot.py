@@ -39,6 +39,7 @@ _PROBING = 0.02  # part of the time that probes may take
 _BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
 _MIXED = 0.05  # part by which a mixture must be better than one way for all: every change of way is a message more
 _TRIED = 200  # simulations of mixtures for one decision, about 0.1 s, for which all wait
+_SOON = 0.05  # seconds: exact sums of a bucket that take no longer are not replaced before computing is known
 _APART = 2.0  # seconds between votes, where steps are shorter
 _REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
@@ -257,8 +258,14 @@ class Pilot:
         if self._errors:
             kept = self._errors.allowed(known_as, self.auto.ways)
             allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
+        known = self.history or facts.ready[-1]  # of computing, besides the link
+        plain = [way for way in self.auto.ways if way.exact][:1] * len(facts.units)
+        if not known and plain:
+            exact = priced(facts, plain, self._costs)
+            if exact.times.step < _SOON:
+                return exact
         best = single(facts, self.auto.ways, self._costs, allowed)
-        if self.history or facts.ready[-1]:  # else nothing is known but the link
+        if known:
             mixed = decide(facts, self.auto.ways, self._costs, allowed, _TRIED)
             best = mixed if mixed.price < best.price * (1 - _MIXED) else best
         now = [self._ways.get(name) for name in known_as]
