@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from meshwright.compress import codec, codecs
+from meshwright.compress.decide import Auto, Way
 from meshwright.compress.sync import Choice, Gradients, Options, PeerLost, Synchroniser, Traffic, register
 from meshwright.compress.sync.layout import Piece, cut
 from meshwright.errors import InputError
@@ -381,8 +382,8 @@ def answers(pool: Pool, *work: Any) -> list[Any]:
 def lose(how: str, topology: str, limit: float) -> tuple[str, tuple[int, ...], int, float]:
     """Two good steps, then rank 2 is lost in the third."""
     dist.barrier()
-    choice = Choice() if topology == "plain" else Choice(Tiny("signs"), topology)
-    sync = Synchroniser(choice, Options(limit=limit))
+    choice: Any = Choice() if topology == "plain" else Auto((Way(Choice()),)) if topology == "none pays" else None
+    sync = Synchroniser(choice or Choice(Tiny("signs"), topology), Options(limit=limit))
     lost = dist.get_rank() == 2
     begin = time.monotonic()
     try:
@@ -420,7 +421,9 @@ def _cut_messages() -> None:
         ("dies", "gather", 20.0),
         ("dies", "plain", 20.0),
         ("dies", "ring", 20.0),
+        ("dies", "none pays", 20.0),
         ("hangs", "ring", 1.5),
+        ("hangs", "none pays", 1.5),
         ("is cut", "scatter", 3.0),
         ("is cut", "plain", 3.0),
         ("fails", "gather", 3.0),

@@ -166,6 +166,11 @@ class Pilot:
         self._pending = future
 
     @property
+    def aside(self) -> bool:
+        """Whether it needs to see nothing but times."""
+        return self._errors is None
+
+    @property
     def rounds(self) -> int:
         """Transfers of a vote, at most."""
         return 2

@@ -73,10 +73,17 @@ class Bucket:
         self._wires, self._residual, self._momentum = wires, residual, momentum
         self._keys, self._shapes = gradients.keys, gradients.shapes
         self._warm, self._device, self._factor = warm, device, 1 / wires.all.size if mean else 1.0
+        self._mean = mean
         self._scratch: Tensor | None = None  # float32, for buckets of other types
         counts = gradients.counts
         self._pieces = [made for choice, span in spans(counts, choices) for made in self._made(choice, span)]
         self.rounds = sum(topology.rounds for _, topology in self._pieces)
+
+    @property
+    def exact(self) -> bool:
+        """Whether means of these numbers are all there is to do."""
+        clean = all(isinstance(topology, Exact) and topology.clean for _, topology in self._pieces)
+        return clean and not self._momentum and self._scratch is None and self._mean and self._wires.all.size > 1
 
     def strands(self, flat: Tensor, step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
         """The way of every piece at one step; `flat` holds the mean (or sum) of all processes in the end."""

@@ -160,6 +160,12 @@ class Engine:
             with job.on_stream():  # a future of a device remembers where this stream stands now
                 job.future.set_result(job.result)
 
+    def fail(self, error: Exception) -> Exception:
+        """Give up, for something that was seen elsewhere; what everything after it fails with."""
+        self._fail(error)
+        assert self.error is not None
+        return self.error
+
     def _fail(self, error: Exception) -> None:
         told = self._verdict(error)
         with self._changed:

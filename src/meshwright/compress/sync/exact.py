@@ -31,13 +31,13 @@ class Exact:
         self._edges = [slice(part.start, part.stop) for part in cut(Piece(0, (count,)), wire.size)]
         mine = self._edges[wire.place]
         self._shares = [(place, torch.empty(mine.stop - mine.start, device=device)) for place in wire.others]
-        self._clean = False
+        self.clean = False  # nothing is left in the residual, nor will be
 
     def run(self, run: Run) -> Iterator[Transfer]:
-        if run.residual is not None and not self._clean:
+        if run.residual is not None and not self.clean:
             run.numbers.add_(run.residual)
             run.residual.zero_()
-        self._clean = True
+        self.clean = True
         if self.wire.size == 1:
             return
         parts = [run.numbers[edge] for edge in self._edges]
