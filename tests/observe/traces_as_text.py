@@ -103,7 +103,7 @@ def whole(value: Any, scale: int = 1) -> int:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
 

@@ -36,6 +36,7 @@ def communicates(name: str) -> bool:
 def communication_kernels(trace: Trace, pattern: re.Pattern[str] = COMMUNICATION) -> NDArray[np.bool_]:
     """Which events are kernels that communicate: by name, or because they say which collective they are."""
     named = np.array([pattern.search(text) is not None for text in trace.texts], np.bool_)
-    found = named[trace.events.name]
+    found: NDArray[np.bool_] = named[trace.events.name]
     found[trace.collectives.row[trace.collectives.name > 0]] = True
-    return found & (trace.events.category == Category.KERNEL)
+    found &= trace.events.category == Category.KERNEL
+    return found

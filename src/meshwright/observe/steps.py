@@ -28,8 +28,8 @@ def host_steps(trace: Trace) -> tuple[Span, ...]:
     rows = trace.complete(Category.ANNOTATION, Category.OPERATOR)
     rows = rows[np.isin(trace.events.name[rows], list(numbers))]
     ts, dur, name = trace.events.ts[rows], trace.events.dur[rows], trace.events.name[rows]
-    found = {(int(t), int(t + d), numbers[int(n)]) for t, d, n in zip(ts, dur, name, strict=True)}
-    return tuple(Span(number, start, end) for start, end, number in sorted(found))
+    spans = {(int(t), int(t + d), numbers[int(n)]) for t, d, n in zip(ts, dur, name, strict=True)}
+    return tuple(Span(number, start, end) for start, end, number in sorted(spans))
 
 
 @dataclass(frozen=True, eq=False)

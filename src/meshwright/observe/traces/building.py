@@ -18,10 +18,11 @@ T = TypeVar("T", str, Track)
 
 def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note], text_bytes: int) -> Trace:
     """The trace of a file's header and columns."""
+    columns = scanned.columns
     decoded = [_decoded(raw) for raw in scanned.texts]
     texts, number_of = _distinct([text for text, _ in decoded])
     tracks, track_of = _distinct([Track(_value(pid), _value(tid)) for pid, tid in scanned.tracks])
-    words = np.bincount(scanned.category, minlength=len(decoded))
+    words = np.bincount(columns.category, minlength=len(decoded))
     code_of = np.array([category(text) for text, _ in decoded], np.uint8)
     rank, rank_from = rank_of(header, path)
     tables = [_table(kind, rows, number_of) for kind, rows in zip(TABLES, scanned.tables, strict=True)]
@@ -29,14 +30,14 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
     for number in np.flatnonzero(words):
         counts[decoded[number][0]] = counts.get(decoded[number][0], 0) + int(words[number])
     events = Events(
-        phase=scanned.phase,
-        category=code_of[scanned.category],
-        name=number_of[scanned.name],
-        track=track_of[scanned.track],
-        ts=scanned.ts,
-        dur=scanned.dur,
-        link=scanned.link,
-        external=scanned.external,
+        phase=columns.phase,
+        category=code_of[columns.category],
+        name=number_of[columns.name],
+        track=track_of[columns.track],
+        ts=columns.ts,
+        dur=columns.dur,
+        link=columns.link,
+        external=columns.external,
     )
     wrong = sum(not right for _, right in decoded)
     return Trace(
@@ -59,10 +60,10 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
 
 def _notes(scanned: Scanned, wrong: int) -> list[Note]:
     found = [
-        Note("left out: a complete event without a time", scanned.without_time),
-        Note("left out: an item of the list that is no event", scanned.not_objects),
-        Note("taken as 0: a negative duration", scanned.negative),
-        Note("taken as 0: the missing duration of a complete event", scanned.without_duration),
+        Note("left out: a complete event without a time", scanned.counts["without_time"]),
+        Note("left out: an item of the list that is no event", scanned.counts["not_objects"]),
+        Note("taken as 0: a negative duration", scanned.counts["negative"]),
+        Note("taken as 0: the missing duration of a complete event", scanned.counts["without_duration"]),
         Note("replaced: characters of a name that is no UTF-8 or has an unknown escape", wrong),
     ]
     return [note for note in found if note.count]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-NONE = np.iinfo(np.int64).min  # no such value in this event
+NONE = int(np.iinfo(np.int64).min)  # no such value in this event
 Ints = NDArray[np.int64]
 Texts = NDArray[np.int32]
 
@@ -140,21 +140,30 @@ INNER = EVERYWHERE + tuple(key for table in TABLES for key in keys_of(table).val
 
 
 @dataclass(frozen=True, eq=False)
-class Scanned:
-    """What a scanner gives back: columns whose texts are still raw JSON (escapes as written, strings without quotes)."""
+class Columns:
+    """Those of every event, as a scanner finds them: like `Events`, but categories are still texts."""
 
     phase: NDArray[np.uint8]
-    category: Texts  # a text
+    category: Texts
     name: Texts
     track: NDArray[np.int32]
     ts: Ints
     dur: Ints
     link: Ints
     external: Ints
+
+
+# What a scanner counts: durations below zero, taken as zero; complete events without a time, left out; those without a
+# duration, taken as zero; items of the list that are no events, left out.
+COUNTS = ("negative", "without_time", "without_duration", "not_objects")
+
+
+@dataclass(frozen=True, eq=False)
+class Scanned:
+    """What a scanner gives back. Texts are still raw JSON: escapes as written, strings without their quotes."""
+
+    columns: Columns
     tables: tuple[Ints, ...]  # of each of TABLES: one row per event that has any of its keys
     texts: tuple[bytes, ...]
     tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty where there is none
-    negative: int  # durations below zero, taken as zero
-    without_time: int  # complete events without a time, left out
-    without_duration: int  # complete events without a duration, taken as zero
-    not_objects: int  # list items that are no events, left out
+    counts: dict[str, int]  # each of COUNTS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.native import loaded
-from meshwright.observe.traces.columns import INNER, OUTER, TABLES, Scanned
+from meshwright.observe.traces.columns import COUNTS, INNER, OUTER, TABLES, Columns, Scanned
 
 SOURCES = ("texts.c", "numbers.c", "event.c", "scanner.c")
 WIDTHS = (np.uint8, np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)  # of the columns in scanner.c
@@ -65,14 +65,11 @@ class CompiledScanner:
         words = self._texts(1)
         pairs = [np.frombuffer(pair, np.int32) for pair in self._texts(2)]
         return Scanned(
-            *columns,
+            columns=Columns(*columns),
             tables=tuple(self._table(table, kind) for table, kind in enumerate(TABLES)),
             texts=self._texts(0),
             tracks=tuple((words[pid], words[tid]) for pid, tid in pairs),
-            **{
-                what: self._library.counted(self._scanner, which)
-                for which, what in enumerate(("negative", "without_time", "without_duration", "not_objects"))
-            },
+            counts={what: self._library.counted(self._scanner, which) for which, what in enumerate(COUNTS)},
         )
 
     def _table(self, table: int, kind: type[Any]) -> NDArray[np.int64]:

@@ -160,6 +160,12 @@ static text value_end(struct scanner *s, text p) {
   }
 }
 
+static int all_digits(text p, text q) {
+  text start = p;
+  while (p < q && *p >= '0' && *p <= '9') p++;
+  return p == q && p > start;
+}
+
 /* Puts the value [p, q) of a slot into the event; one of another kind than wanted is as none. */
 static void take(struct scanner *s, int32_t slot, text p, text q) {
   uint64_t bit = (uint64_t)1 << slot;
@@ -169,7 +175,7 @@ static void take(struct scanner *s, int32_t slot, text p, text q) {
     case WHOLE: ok = number(p, q, 0, &value); break;
     case TIME: ok = number(p, q, 3, &value); break;
     case TEXT:
-      ok = *p == '"' || *p == '-' || (*p >= '0' && *p <= '9');
+      ok = *p == '"' || all_digits(p + (*p == '-'), q);
       if (ok) value = *p == '"' ? intern(&s->texts, p + 1, q - p - 2) : intern(&s->texts, p, q - p);
       if (ok && value < 0) s->status = NO_MEMORY;
       break;

@@ -12,7 +12,8 @@ from typing import Any
 from meshwright.errors import InputError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-SLICE = 256 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times, so that these fill a few MB
+SLICE = 64 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times, so that these fill a MB or two
+PIECE = 1 << 20  # bytes of text unpacked at once: so much is lost before the place where a gzip file is damaged
 
 
 class TextFile:
@@ -52,7 +53,7 @@ class TextFile:
             if self._new is None:
                 return self._file.readinto(room) or 0
             while not self._made:
-                if not self._unpacked(len(room)):
+                if not self._unpacked(min(len(room), PIECE)):
                     return 0
         except OSError as error:
             self.broken = f"reading failed: {error.strerror}"

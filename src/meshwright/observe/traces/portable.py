@@ -12,12 +12,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.traces.columns import EVERYWHERE, INNER, NONE, OUTER, TABLES, Kind, Scanned, keys_of
+from meshwright.observe.traces.columns import (
+    COUNTS,
+    EVERYWHERE,
+    INNER,
+    NONE,
+    OUTER,
+    TABLES,
+    Columns,
+    Kind,
+    Scanned,
+    keys_of,
+)
 from meshwright.observe.traces.compiled import WIDTHS, Status
 from meshwright.observe.traces.splitting import split
 
 COMPLETE, QUOTE = ord("X"), ord('"')
-LARGEST = np.iinfo(np.int64).max
+LARGEST = int(np.iinfo(np.int64).max)
 NUMBER = re.compile(rb'"?(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"?')
 # Strings, and what some writers print for numbers that are none.
 DOUBTFUL = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=[:,\[\s])[-+]?(?:inf|nan|infinity)(?=[\s,}\]])', re.I | re.S)
@@ -30,11 +41,12 @@ Event = msgspec.defstruct(
     rename={f"s{slot}": key.word for slot, key in enumerate(OUTER)},
     gc=False,
 )
-_events, _event, _args = (msgspec.json.Decoder(kind) for kind in (list[Event], Event, dict[str, msgspec.Raw]))  # type: ignore[valid-type]
+_events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[Event])  # type: ignore[valid-type]
+_event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)
+_args = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LINK, EXTERNAL = (key.word for key in EVERYWHERE)
 IN_TABLES = {key.word: key for key in INNER if key.table >= 0}
 KEYS = [keys_of(table).values() for table in TABLES]
-TEXT_STARTS = frozenset(b'"-0123456789')
 
 
 class PortableScanner:
@@ -46,7 +58,7 @@ class PortableScanner:
         self._tables = [array("q") for _ in TABLES]
         self._texts: dict[bytes, int] = {b"": 0}
         self._tracks: dict[tuple[bytes, bytes], int] = {}
-        self._counts = dict.fromkeys(("negative", "without_time", "without_duration", "not_objects"), 0)
+        self._counts = dict.fromkeys(COUNTS, 0)
 
     def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
         """Take the whole events in data[start:end]; where it came to, and why it stopped."""
@@ -139,12 +151,12 @@ class PortableScanner:
             for data, kind in zip(self._tables, TABLES, strict=True)
         )
         texts, tracks = tuple(self._texts), tuple(self._tracks)
-        return Scanned(*columns, tables=tuple(tables), texts=texts, tracks=tracks, **self._counts)
+        return Scanned(Columns(*columns), tuple(tables), texts, tracks, self._counts)
 
 
 def _is_text(text: bytes) -> bool:
-    """Strings are, and numbers are taken as they are written."""
-    return bool(text) and text[0] in TEXT_STARTS
+    """Strings are, and whole numbers as they are written: groups are named so or so."""
+    return text[:1] == b'"' or text.removeprefix(b"-").isdigit()
 
 
 def _args_of(text: bytes) -> dict[str, Any]:
@@ -206,7 +218,7 @@ def number(raw: Any, power: int) -> int:
     whole, _, thousandths = text.partition(b".")
     if whole.isdigit() and len(whole) < 16:
         if not thousandths:
-            return int(whole) * 10**power
+            return int(whole) * int(10**power)
         if power == 3 and len(thousandths) == 3 and thousandths.isdigit():
             return int(whole + thousandths)
     found = NUMBER.fullmatch(text)

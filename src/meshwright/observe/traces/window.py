@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 CHUNK = 8 << 20  # bytes: memory for text is bounded by this, save for a single event that is larger
 PADDING = 64  # zero bytes behind the text: scanners look at 16 bytes at once and stop at a zero
@@ -30,11 +31,11 @@ class Window:
 
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
         self._source, self._chunk = source, chunk
-        self.data = np.zeros(chunk + PADDING, np.uint8)
+        self.data: NDArray[np.uint8] = np.zeros(chunk + PADDING, np.uint8)
         self.start = self.end = self.offset = 0
 
     def text(self) -> memoryview:
-        return memoryview(self.data)[self.start : self.end]
+        return self.data.data[self.start : self.end]
 
     def more(self) -> bool:
         """Bring further text; False at the end."""
@@ -48,7 +49,7 @@ class Window:
         self.offset += self.start
         self.start, self.end = 0, left
         last = len(self.data) - PADDING
-        while self.end < last and (came := self._source.readinto(memoryview(self.data)[self.end : last])):
+        while self.end < last and (came := self._source.readinto(self.data.data[self.end : last])):
             self.end += came
         self.data[self.end : self.end + PADDING] = 0
         return self.end > left
