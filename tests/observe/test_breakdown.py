@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.observe.breakdown import breakdown
@@ -49,6 +49,7 @@ def event(
     return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args}
 
 
+@settings(deadline=None)
 @given(works, st.booleans())
 def test_times_of_generated_work(made: list[tuple[str, int, int, int, int]], in_old_words: bool) -> None:
     events = []
@@ -81,6 +82,7 @@ def test_times_of_generated_work(made: list[tuple[str, int, int, int, int]], in_
         assert device.streams == len({stream for _, _, _, _, stream in mine})
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 20)), max_size=20))
 def test_unions(made: list[tuple[int, int]]) -> None:
     starts = np.array([start for start, _ in made], np.int64)
@@ -139,6 +141,7 @@ def test_times_since_the_epoch_keep_their_nanoseconds() -> None:
     assert (device.shares.busy, device.shares.span) == (100, 199)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1000)), min_size=1, max_size=40))
 def test_kernel_table(made: list[tuple[str, int]]) -> None:
     table = kernel_table(trace_of([event("kernel", name, i, dur) for i, (name, dur) in enumerate(made)]))

@@ -33,27 +33,17 @@ def read_text(text: str | bytes, scanner: Scanner, chunk: int = 1 << 16) -> Trac
 
 def rows(trace: Trace) -> list[dict[str, Any]]:
     """Each event as a table, texts and tracks as themselves, values that are not there left out."""
-    events = trace.events
+    names = ("phase", "category", "name", "track", "ts", "dur", "link", "external")
+    columns = [getattr(trace.events, name).tolist() for name in names]
     made: list[dict[str, Any]] = []
-    for place in range(len(events)):
-        track = trace.tracks[events.track[place]]
-        row = {
-            "phase": int(events.phase[place]),
-            "category": int(events.category[place]),
-            "name": trace.texts[events.name[place]],
-            "pid": track.pid,
-            "tid": track.tid,
-            "ts": int(events.ts[place]),
-            "dur": int(events.dur[place]),
-            "link": int(events.link[place]),
-            "external": int(events.external[place]),
-        }
-        made.append(row)
-    for name, kind in zip(("work", "collectives", "memory", "labels"), TABLES, strict=True):
-        table = getattr(trace, name)
-        for at, place in enumerate(table.row):
-            for column, key in keys_of(kind).items():
-                value = int(getattr(table, column)[at])
+    for values in zip(*columns, strict=True):
+        row: dict[str, Any] = dict(zip(names, values, strict=True))
+        track = trace.tracks[row.pop("track")]
+        made.append(row | {"name": trace.texts[row["name"]], "pid": track.pid, "tid": track.tid})
+    for table_name, kind in zip(("work", "collectives", "memory", "labels"), TABLES, strict=True):
+        table, keys = getattr(trace, table_name), keys_of(kind)
+        for column, key in keys.items():
+            for place, value in zip(table.row.tolist(), getattr(table, column).tolist(), strict=True):
                 made[place][key.word] = trace.texts[value] if key.kind is Kind.TEXT else value
     return made
 

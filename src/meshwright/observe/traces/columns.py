@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -121,6 +122,7 @@ class Labels:
     label: Annotated[Texts, "labels"]
 
 
+@cache
 def keys_of(table: type[Any]) -> dict[str, Key]:
     """The columns of a table beside `row`, and the key of each.
 

@@ -48,7 +48,7 @@ def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int =
     >>> trace.rank, len(trace.events), int(trace.events.ts[0]), trace.texts[trace.events.name[0]]
     (3, 1, 1500, 'gemm')
     >>> print(trace.notes[0])
-    left out: what follows byte 81, where the text ends in the middle
+    left out: what follows byte 84, where the text ends in the middle
     """
     scanner = scanner or best_scanner()
     with TextFile(Path(path)) as file:
