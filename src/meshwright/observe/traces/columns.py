@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -122,13 +121,10 @@ class Labels:
     label: Annotated[Texts, "labels"]
 
 
-@cache
-def keys_of(table: type[Any]) -> dict[str, Key]:
-    """The columns of a table beside `row`, and the key of each.
+TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels)
 
-    >>> keys_of(Labels)["label"]
-    Key(word='labels', kind=<Kind.TEXT: 1>, table=3)
-    """
+
+def _read(table: type[Any]) -> dict[str, Key]:
     hints = get_type_hints(table, include_extras=True)
     return {
         name: Key(hint.__metadata__[0], Kind.TEXT if hint.__origin__ == Texts else Kind.WHOLE, TABLES.index(table))
@@ -137,8 +133,17 @@ def keys_of(table: type[Any]) -> dict[str, Key]:
     }
 
 
-TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels)
-INNER = EVERYWHERE + tuple(key for table in TABLES for key in keys_of(table).values())
+_KEYS = {table: _read(table) for table in TABLES}
+INNER = EVERYWHERE + tuple(key for keys in _KEYS.values() for key in keys.values())
+
+
+def keys_of(table: type[Any]) -> dict[str, Key]:
+    """The columns of a table beside `row`, and the key of each.
+
+    >>> keys_of(Labels)["label"]
+    Key(word='labels', kind=<Kind.TEXT: 1>, table=3)
+    """
+    return _KEYS[table]
 
 
 @dataclass(frozen=True, eq=False)
