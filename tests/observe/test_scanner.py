@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.observe.traces import read_trace
 from meshwright.observe.traces.columns import INNER
 from meshwright.observe.traces.reading import Scanner
-from tests.observe.test_reference import HERE, REFERENCE, TRACES
+from tests.observe.test_reference import HERE, TRACES
 from tests.observe.traces_as_text import SCANNERS, plainly, read_text, rows
 
 scanners = pytest.mark.parametrize("scanner", SCANNERS, ids=lambda kind: kind.__name__)
@@ -42,7 +42,7 @@ HARD = r"""
 
 
 @scanners
-@pytest.mark.parametrize("name", [name for name in HERE if REFERENCE[name]["bytes_raw"] < 3e6 and "worker" not in name])
+@pytest.mark.parametrize("name", HERE)
 def test_real_traces(name: str, scanner: Callable[[], Scanner]) -> None:
     found = read_trace(TRACES / name, scanner=scanner())
     text = gzip.decompress((TRACES / name).read_bytes())
