@@ -11,8 +11,8 @@ import torch
 
 from meshwright.compress import Codec, codec, codecs
 from meshwright.compress import language as l
-from meshwright.compress.native import compiler
 from meshwright.errors import InputError
+from meshwright.native import compiler
 from tests.compress.data import SIZES, both, numbers, received, sent
 
 Maker = Any

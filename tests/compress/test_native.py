@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.compress import Codec, codec, native
+from meshwright import native
+from meshwright.compress import Codec, codec
 from meshwright.compress import language as l
 from meshwright.compress.portable import PortableBatch
 from tests.compress.data import numbers, received, sent
@@ -46,7 +47,7 @@ def test_processes_that_build_at_once_do_not_disturb_each_other(tmp_path: Path) 
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     running = [subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(3)]
     assert [process.wait(120) for process in running] == [0, 0, 0]
-    assert len(list((tmp_path / "meshwright" / "codecs").iterdir())) == 1
+    assert len(list((tmp_path / "meshwright" / "native").iterdir())) == 1
 
 
 @needs_compiler

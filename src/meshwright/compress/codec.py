@@ -73,8 +73,9 @@ class Codec:
             # Imported here and by its name: Triton is found beside CUDA only.
             made: Batch = import_module("meshwright.compress.triton_backend").TritonBatch(*arguments)
             return made
-        from meshwright.compress.native import BuildError, NativeBatch, compiler
+        from meshwright.compress.native import NativeBatch
         from meshwright.compress.portable import PortableBatch
+        from meshwright.native import BuildError, compiler
 
         try:
             return NativeBatch(*arguments) if compiler() else PortableBatch(*arguments)

@@ -1,0 +1,1 @@
+"""What happened: traces of ranks, and what they say."""

@@ -1,0 +1,149 @@
+"""Where a rank's time went: per device, and per step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.communication import COMMUNICATION, communication_kernels
+from meshwright.observe.intervals import length
+from meshwright.observe.steps import Membership, Span, host_steps, steps_of
+from meshwright.observe.traces import Category, Trace
+
+COMPUTE, COMMUNICATES, COPIES = 0, 1, 2
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Lengths of time in nanoseconds, each the union of what ran: work side by side counts once.
+
+    The span is exactly compute + exposed + exposed_copies + idle.
+    """
+
+    start: int
+    end: int
+    busy: int
+    compute: int  # kernels that do not communicate
+    communication: int
+    overlap: int  # communication while something computes
+    copies: int  # memcpy and memset
+    exposed_copies: int  # copies while no kernel runs
+
+    @property
+    def span(self) -> int:
+        return self.end - self.start
+
+    @property
+    def idle(self) -> int:
+        return self.span - self.busy
+
+    @property
+    def exposed(self) -> int:
+        """Communication while nothing computes."""
+        return self.communication - self.overlap
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's time on the host, and the shares of the device work that it launched (None where it launched none)."""
+
+    host: Span
+    shares: Shares | None
+    events: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a rank."""
+
+    pid: int | float | str | None  # how the trace calls it
+    shares: Shares
+    events: int  # kernels and copies
+    kernels: int
+    communication_kernels: int
+    streams: int
+    kernel_time: int  # ns, runs side by side each on their own
+    steps: tuple[Step, ...]
+    without_launch: int  # events placed into steps by their own time, for want of a recorded launch
+    outside_steps: int  # events that belong to no step
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A rank's devices; none for a trace of the CPU alone."""
+
+    rank: int | None
+    devices: tuple[Device, ...]
+
+
+def breakdown(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> Breakdown:
+    """Where the time of a trace's devices went.
+
+    >>> from meshwright.observe.traces import read_trace
+    >>> breakdown(read_trace("tests/data/traces/hta/triton_example.json.gz")).devices[0].shares.busy
+    1760
+    """
+    rows = trace.complete(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+    kind = np.where(trace.events.category[rows] == Category.KERNEL, COMPUTE, COPIES)
+    kind[communication_kernels(trace, communication)[rows]] = COMMUNICATES
+    steps = host_steps(trace)
+    members = steps_of(trace, rows, steps)
+    pids = list(dict.fromkeys(track.pid for track in trace.tracks))
+    pid_of = np.array([pids.index(track.pid) for track in trace.tracks], np.int64)
+    place = pid_of[trace.events.track[rows]] if len(rows) else rows
+    devices = [
+        _device(trace, pids[pid], rows[mine], kind[mine], steps, Membership(members.step[mine], members.launched[mine]))
+        for pid in np.unique(place)
+        if len(mine := np.flatnonzero(place == pid))
+    ]
+    return Breakdown(trace.rank, tuple(sorted(devices, key=lambda device: str(device.pid))))
+
+
+def _device(
+    trace: Trace, pid: int | float | str | None, rows: Ints, kind: Ints, steps: tuple[Span, ...], members: Membership
+) -> Device:
+    starts = trace.events.ts[rows]
+    ends = starts + trace.events.dur[rows]
+    kernels = kind != COPIES
+    return Device(
+        pid=pid,
+        shares=shares(starts, ends, kind),
+        events=len(rows),
+        kernels=int(kernels.sum()),
+        communication_kernels=int((kind == COMMUNICATES).sum()),
+        streams=len(np.unique(trace.events.track[rows])),
+        kernel_time=int((ends - starts)[kernels].sum()),
+        steps=tuple(
+            Step(step, shares(starts[mine], ends[mine], kind[mine]) if mine.any() else None, int(mine.sum()))
+            for place, step in enumerate(steps)
+            for mine in [members.step == place]
+        ),
+        without_launch=int((~members.launched).sum()),
+        outside_steps=int((members.step < 0).sum()),
+    )
+
+
+def shares(starts: Ints, ends: Ints, kind: Ints) -> Shares:
+    """Shares of at least one piece of work.
+
+    >>> found = shares(np.array([0, 2, 9]), np.array([4, 6, 10]), np.array([COMPUTE, COMMUNICATES, COPIES]))
+    >>> found.compute, found.exposed, found.exposed_copies, found.idle
+    (4, 2, 1, 3)
+    """
+    long = {what: length(starts[kind == what], ends[kind == what]) for what in (COMPUTE, COMMUNICATES, COPIES)}
+    busy = length(starts, ends)
+    kernels = length(starts[kind != COPIES], ends[kind != COPIES])
+    return Shares(
+        start=int(starts.min()),
+        end=int(ends.max()),
+        busy=busy,
+        compute=long[COMPUTE],
+        communication=long[COMMUNICATES],
+        overlap=long[COMPUTE] + long[COMMUNICATES] - kernels,
+        copies=long[COPIES],
+        exposed_copies=busy - kernels,
+    )

@@ -1,0 +1,42 @@
+"""Which kernels move data between devices, by their names."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.traces import Category, Trace
+
+# Libraries; collectives written by hand (custom and symmetric-memory all-reduces of vLLM, SGLang, TensorRT-LLM,
+# FlashInfer, PyTorch); dispatch and combine of experts (DeepEP, MORI). Kernels that TorchInductor fused carry the names
+# of their neighbours, and reductions inside one block or warp are called "all reduce" too: both are compute.
+COMMUNICATION = re.compile(
+    r"^(?!triton_[a-z]+_fused)(?:.*?)(?:"
+    r"nccl|rccl|hccl|mccl|oneccl|msccl|nvshmem|rocshmem|userbuffers|symm_mem|multimem"
+    r"|(?<!warp)(?<!block)(?<!warp_)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all"
+    r"|cross_device_reduce|quick_?reduce|(?:one|two)_?shot_(?:all|reduce)"
+    r"|deep_?ep|(?:inter|intra)node(?:_ll)?::|ep_?(?:dispatch|combine)(?:inter|intra)"
+    r")",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def communicates(name: str) -> bool:
+    """
+    >>> communicates("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), communicates("multimem_all_reduce_kernel<bf16, 4>")
+    (True, True)
+    >>> communicates("void at::native::reduce_kernel<512, 1>"), communicates("triton_poi_fused_all_gather_add_0")
+    (False, False)
+    """
+    return COMMUNICATION.search(name) is not None
+
+
+def communication_kernels(trace: Trace, pattern: re.Pattern[str] = COMMUNICATION) -> NDArray[np.bool_]:
+    """Which events are kernels that communicate: by name, or because they say which collective they are."""
+    named = np.array([pattern.search(text) is not None for text in trace.texts], np.bool_)
+    found: NDArray[np.bool_] = named[trace.events.name]
+    found[trace.collectives.row[trace.collectives.name > 0]] = True
+    found &= trace.events.category == Category.KERNEL
+    return found

@@ -1,0 +1,113 @@
+"""From what a scanner found to a trace: texts decoded, categories named, what was left out written down."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.traces.categories import category
+from meshwright.observe.traces.columns import TABLES, Events, Kind, Scanned, keys_of
+from meshwright.observe.traces.ranks import rank_of
+from meshwright.observe.traces.trace import Note, Trace, Track
+
+T = TypeVar("T", str, Track)
+
+
+def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note], text_bytes: int) -> Trace:
+    """The trace of a file's header and columns."""
+    columns = scanned.columns
+    decoded = [_decoded(raw) for raw in scanned.texts]
+    texts, number_of = _distinct([text for text, _ in decoded])
+    tracks, track_of = _distinct([Track(_value(pid), _value(tid)) for pid, tid in scanned.tracks])
+    words = np.bincount(columns.category, minlength=len(decoded))
+    code_of = np.array([category(text) for text, _ in decoded], np.uint8)
+    rank, rank_from = rank_of(header, path)
+    tables = [_table(kind, rows, number_of) for kind, rows in zip(TABLES, scanned.tables, strict=True)]
+    counts: dict[str, int] = {}
+    for number in np.flatnonzero(words):
+        counts[decoded[number][0]] = counts.get(decoded[number][0], 0) + int(words[number])
+    events = Events(
+        phase=columns.phase,
+        category=code_of[columns.category],
+        name=number_of[columns.name],
+        track=track_of[columns.track],
+        ts=columns.ts,
+        dur=columns.dur,
+        link=columns.link,
+        external=columns.external,
+    )
+    wrong = sum(not right for _, right in decoded)
+    return Trace(
+        path=path,
+        rank=rank,
+        rank_from=rank_from,
+        header=header,
+        texts=texts,
+        tracks=tracks,
+        categories=counts,
+        events=events,
+        work=tables[0],
+        collectives=tables[1],
+        memory=tables[2],
+        labels=tables[3],
+        notes=(*notes, *_notes(scanned, wrong)),
+        text_bytes=text_bytes,
+    )
+
+
+def _notes(scanned: Scanned, wrong: int) -> list[Note]:
+    found = [
+        Note("left out: a complete event without a time", scanned.counts["without_time"]),
+        Note("left out: an item of the list that is no event", scanned.counts["not_objects"]),
+        Note("taken as 0: a negative duration", scanned.counts["negative"]),
+        Note("taken as 0: the missing duration of a complete event", scanned.counts["without_duration"]),
+        Note("replaced: characters of a name that is no UTF-8 or has an unknown escape", wrong),
+    ]
+    return [note for note in found if note.count]
+
+
+def _table(kind: type[Any], rows: NDArray[np.int64], number_of: NDArray[np.int32]) -> Any:
+    """Each column on its own, texts by their final numbers."""
+    columns: dict[str, NDArray[Any]] = {"row": rows[:, 0].copy()}
+    for place, (name, key) in enumerate(keys_of(kind).items(), 1):
+        column = rows[:, place]
+        columns[name] = number_of[column] if key.kind is Kind.TEXT else column.copy()
+    return kind(**columns)
+
+
+def _distinct(values: list[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
+    """Values without repetition, and the place of each among them: two spellings may mean one text."""
+    places: dict[T, int] = {}
+    order = [places.setdefault(value, len(places)) for value in values]
+    return tuple(places), np.array(order, np.int32)
+
+
+def _decoded(raw: bytes) -> tuple[str, bool]:
+    """The text that raw JSON says, and whether it says one."""
+    try:
+        text = raw.decode()
+        if "\\" not in text:
+            return text, "\ufffd" not in text
+        text = json.loads(f'"{text}"', strict=False)
+        text.encode()  # half of a surrogate pair cannot be printed
+        return text, True
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode(), False
+    except ValueError:
+        return raw.decode("utf-8", "replace"), False
+
+
+def _value(raw: bytes) -> int | float | str | None:
+    """A pid or tid."""
+    if not raw:
+        return None
+    if raw[:1] == b'"':
+        return _decoded(raw[1:-1])[0]
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        return raw.decode("utf-8", "replace")
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,176 @@
+"""What is kept of a trace's events: each column, the JSON key it comes from, and what kind of value it holds.
+
+This is the one place that says so: the compiled scanner and the portable one both read these classes. A further key of
+`args` becomes a column by one more line here: its type says whether it holds numbers or texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Any, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+NONE = int(np.iinfo(np.int64).min)  # no such value in this event
+Ints = NDArray[np.int64]
+Texts = NDArray[np.int32]
+
+
+class Kind(IntEnum):
+    """How a value is read; as in event.c."""
+
+    WHOLE = 0  # a whole number, NONE where there is none
+    TEXT = 1  # the number of a text in `Trace.texts`, 0 (the empty text) where there is none
+    TIME = 2  # decimal microseconds, kept as nanoseconds
+    RAW = 3  # pid or tid: a number or a string
+    PHASE = 4  # one letter; 0 where it is none
+    ARGS = 5  # the object with further keys
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that is wanted: of an event, or of its args, for one of the tables."""
+
+    word: str
+    kind: Kind
+    table: int = -1  # -1: a column of every event
+
+
+# In the order of the slots in event.c.
+OUTER = (
+    Key("ph", Kind.PHASE),
+    Key("cat", Kind.TEXT),
+    Key("name", Kind.TEXT),
+    Key("pid", Kind.RAW),
+    Key("tid", Kind.RAW),
+    Key("ts", Kind.TIME),
+    Key("dur", Kind.TIME),
+    Key("id", Kind.WHOLE),
+    Key("args", Kind.ARGS),
+)
+EVERYWHERE = (Key("correlation", Kind.WHOLE), Key("External id", Kind.WHOLE))
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Columns of every event, in the order of the file, which is arbitrary."""
+
+    phase: NDArray[np.uint8]  # the letter's code: X complete, s/t/f flow, i instant, M metadata, C counter; 0 none
+    category: NDArray[np.uint8]  # a Category
+    name: Texts
+    track: NDArray[np.int32]  # into Trace.tracks
+    ts: Ints  # nanoseconds, relative to Trace.base_ns
+    dur: Ints  # nanoseconds, never negative; 0 where an event has none
+    link: Ints  # correlation of a launch and of the device work it caused; id of a flow
+    external: Ints  # External id: the same number in an operator and in what it launched
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Where work of a device ran and what it moved."""
+
+    row: Ints  # of the event
+    device: Annotated[Ints, "device"]
+    stream: Annotated[Ints, "stream"]
+    bytes: Annotated[Ints, "bytes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """What a collective was asked to do: on the operator `record_param_comms` and on the kernel it launched."""
+
+    row: Ints
+    name: Annotated[Texts, "Collective name"]
+    nelems_in: Annotated[Ints, "In msg nelems"]
+    nelems_out: Annotated[Ints, "Out msg nelems"]
+    dtype: Annotated[Texts, "dtype"]
+    group_size: Annotated[Ints, "Group size"]
+    group: Annotated[Texts, "Process Group Name"]
+    group_id: Annotated[Ints, "Process Group ID"]  # before there were names
+    description: Annotated[Texts, "Process Group Description"]
+    ranks: Annotated[Texts, "Process Group Ranks"]  # long lists are shortened by the writer
+    seq: Annotated[Ints, "Seq"]
+    source: Annotated[Ints, "Src Rank"]
+    target: Annotated[Ints, "Dst Rank"]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Allocations (positive bytes) and frees (negative)."""
+
+    row: Ints
+    address: Annotated[Ints, "Addr"]
+    bytes: Annotated[Ints, "Bytes"]
+    allocated: Annotated[Ints, "Total Allocated"]
+    reserved: Annotated[Ints, "Total Reserved"]
+    device_type: Annotated[Ints, "Device Type"]  # 0 CPU, 1 CUDA, 6 HIP
+    device: Annotated[Ints, "Device Id"]
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What processes and threads are called, on events of phase M."""
+
+    row: Ints
+    name: Annotated[Texts, "name"]
+    label: Annotated[Texts, "labels"]
+
+
+TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels)
+
+
+def _read(table: type[Any]) -> dict[str, Key]:
+    hints = get_type_hints(table, include_extras=True)
+    return {
+        name: Key(hint.__metadata__[0], Kind.TEXT if hint.__origin__ == Texts else Kind.WHOLE, TABLES.index(table))
+        for name, hint in hints.items()
+        if name != "row"
+    }
+
+
+_KEYS = {table: _read(table) for table in TABLES}
+INNER = EVERYWHERE + tuple(key for keys in _KEYS.values() for key in keys.values())
+
+
+def keys_of(table: type[Any]) -> dict[str, Key]:
+    """The columns of a table beside `row`, and the key of each.
+
+    >>> keys_of(Labels)["label"]
+    Key(word='labels', kind=<Kind.TEXT: 1>, table=3)
+    """
+    return _KEYS[table]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Those of every event, as a scanner finds them: like `Events`, but categories are still texts."""
+
+    phase: NDArray[np.uint8]
+    category: Texts
+    name: Texts
+    track: NDArray[np.int32]
+    ts: Ints
+    dur: Ints
+    link: Ints
+    external: Ints
+
+
+# What a scanner counts: durations below zero, taken as zero; complete events without a time, left out; those without a
+# duration, taken as zero; items of the list that are no events, left out.
+COUNTS = ("negative", "without_time", "without_duration", "not_objects")
+
+
+@dataclass(frozen=True, eq=False)
+class Scanned:
+    """What a scanner gives back. Texts are still raw JSON: escapes as written, strings without their quotes."""
+
+    columns: Columns
+    tables: tuple[Ints, ...]  # of each of TABLES: one row per event that has any of its keys
+    texts: tuple[bytes, ...]
+    tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty where there is none
+    counts: dict[str, int]  # each of COUNTS

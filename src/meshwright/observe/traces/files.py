@@ -1,0 +1,119 @@
+"""Text of a trace file, whatever it is packed in: plain, gzip or zstd, told apart by their first bytes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from meshwright.errors import InputError
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+SLICE = 64 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times, so that these fill a MB or two
+PIECE = 1 << 20  # bytes of text unpacked at once: so much is lost before the place where a gzip file is damaged
+
+
+class TextFile:
+    """A file's text, piece by piece.
+
+    `broken` says what ended it before its time, "" where nothing did.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.broken = ""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                first = file.read(4)
+            self._new = _unpacker(first)
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", file=str(path)) from error
+        except InputError as error:
+            raise error.at(file=str(path)) from None
+        self._magic = GZIP if first.startswith(GZIP) else ZSTD
+        self._unpack = self._new() if self._new else None
+        self._packed = b""  # read, not yet unpacked
+        self._made = memoryview(b"")  # unpacked, not yet taken
+
+    def __enter__(self) -> TextFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def readinto(self, room: memoryview) -> int:
+        """Fill `room` with the next text; how many bytes came, 0 at the end."""
+        try:
+            if self._new is None:
+                return self._file.readinto(room) or 0
+            while not self._made:
+                if not self._unpacked(min(len(room), PIECE)):
+                    return 0
+        except OSError as error:
+            self.broken = f"reading failed: {error.strerror}"
+            return 0
+        taken = min(len(room), len(self._made))
+        room[:taken] = self._made[:taken]
+        self._made = self._made[taken:]
+        return taken
+
+    def _unpacked(self, most: int) -> bool:
+        """One step: unpack what was read, or read on. False at the end."""
+        if self._unpack is None or self.broken:
+            return False
+        if self._unpack.eof and not self._next_member():
+            return False
+        if not self._packed:
+            self._packed = self._file.read(SLICE)
+        at_end = not self._packed  # then there may still be text inside the unpacker
+        try:
+            if self._magic == GZIP:
+                made = self._unpack.decompress(self._packed, most)
+                self._packed = self._unpack.unconsumed_tail
+            else:
+                made = self._unpack.decompress(self._packed)
+                self._packed = b""
+        except Exception as error:  # zlib, isal and zstandard each have an error of their own, and no common one
+            self.broken = f"the packed file is damaged: {error}"
+            return False
+        if at_end and not made and not self._unpack.eof:
+            self.broken = "the packed file is cut off"
+            return False
+        self._made = memoryview(made)
+        return True
+
+    def _next_member(self) -> bool:
+        """Packed files may be put one after the other; what is no further one is padding."""
+        assert self._unpack is not None
+        assert self._new is not None
+        rest = self._unpack.unused_data or self._packed
+        while len(rest) < len(self._magic) and (read := self._file.read(SLICE)):
+            rest += read
+        if not rest.startswith(self._magic):
+            self._unpack = None
+            return False
+        self._packed, self._unpack = rest, self._new()
+        return True
+
+
+def _unpacker(first: bytes) -> Callable[[], Any] | None:
+    """What makes unpackers for a file that begins so; None for plain text."""
+    if first.startswith(GZIP):
+        with suppress(ImportError):
+            from isal import isal_zlib
+
+            return lambda: isal_zlib.decompressobj(wbits=31)
+        return lambda: zlib.decompressobj(wbits=31)
+    if first.startswith(ZSTD):
+        try:
+            import zstandard
+        except ImportError as error:
+            raise InputError("is packed with zstd", valid="pip install meshwright[observe] to read it") from error
+        return lambda: zstandard.ZstdDecompressor().decompressobj()
+    return None

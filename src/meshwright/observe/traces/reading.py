@@ -1,0 +1,184 @@
+"""Reading a trace file: the document's keys one by one, its events by a scanner."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError, shorten
+from meshwright.native import BuildError, compiler
+from meshwright.observe.traces.building import build
+from meshwright.observe.traces.columns import Scanned
+from meshwright.observe.traces.compiled import CompiledScanner, Status
+from meshwright.observe.traces.files import TextFile
+from meshwright.observe.traces.portable import PortableScanner
+from meshwright.observe.traces.trace import Note, Trace
+from meshwright.observe.traces.window import CHUNK, Window
+
+LARGEST_VALUE = 64 << 20  # bytes of one value beside the events; groups of 10,000 ranks need a few MB
+BLANKS = b" \t\r\n"
+VALID = "JSON as torch.profiler exports it, plain, .gz or .zst"
+
+
+class Scanner(Protocol):
+    """What takes events from text."""
+
+    def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]: ...
+    def scanned(self) -> Scanned: ...
+    def rows(self) -> int: ...
+
+
+class Ended(Exception):
+    """The text ended, or stopped being JSON, before the document was complete."""
+
+
+def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int = CHUNK) -> Trace:
+    """The trace in a file; what is left of it where the file is cut off, with a note that says so.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix="_rank3.json") as file:
+    ...     _ = file.write('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1.5, "dur": 2}, {"ph"')
+    ...     file.flush()
+    ...     trace = read_trace(file.name)
+    >>> trace.rank, len(trace.events), int(trace.events.ts[0]), trace.texts[trace.events.name[0]]
+    (3, 1, 1500, 'gemm')
+    >>> print(trace.notes[0])
+    left out: what follows byte 84, where the text ends in the middle
+    """
+    scanner = scanner or best_scanner()
+    with TextFile(Path(path)) as file:
+        document = Document(Window(file, chunk), scanner)
+        try:
+            document.read()
+        except InputError as error:
+            raise (InputError(f"{error.problem}; {file.broken}", valid=error.valid) if file.broken else error).at(
+                file=str(path)
+            ) from None
+        notes = (
+            [Note(f"left out: what follows byte {document.place()}, where {document.ended}")] if document.ended else []
+        )
+        if file.broken:
+            notes.insert(0, Note(file.broken))
+    return build(str(path), document.header, scanner.scanned(), notes, document.size())
+
+
+def best_scanner() -> Scanner:
+    """The compiled one where there is a compiler."""
+    try:
+        return CompiledScanner() if compiler() else PortableScanner()
+    except BuildError as error:
+        warnings.warn(f"traces are read without compiled code, which is slower: {error}", stacklevel=2)
+        return PortableScanner()
+
+
+class Document:
+    """A trace's text on its way: `header` fills while its keys are read, events go to the scanner."""
+
+    def __init__(self, window: Window, scanner: Scanner) -> None:
+        self._window, self._scanner = window, scanner
+        self.header: dict[str, Any] = {}
+        self._has_events = False
+        self.ended = ""  # why the document is not complete, "" where it is
+
+    def place(self) -> int:
+        """The byte up to which the text was used."""
+        return self._window.offset + self._window.start
+
+    def size(self) -> int:
+        return self._window.offset + self._window.end
+
+    def read(self) -> None:
+        is_list = self._first() == b"["
+        try:
+            if is_list:
+                self._list()
+            else:
+                self._members()
+        except Ended as end:
+            self.ended = str(end)
+        if not self._has_events:
+            why = f": {self.ended} at byte {self.place()}" if self.ended else ""
+            raise InputError(f"has no traceEvents{why}", valid=VALID)
+        if is_list and not self._scanner.rows():
+            raise InputError("is a list, but has no events", valid=VALID)
+
+    def _first(self) -> bytes:
+        """The bracket that the document begins with."""
+        window = self._window
+        window.more()
+        begin = bytes(window.text()[:64])
+        if not begin:
+            raise InputError("is empty", valid=VALID)
+        if begin[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in begin[:4]:
+            raise InputError("is UTF-16 or UTF-32, or no text at all", valid="UTF-8")
+        window.start += 3 * begin.startswith(b"\xef\xbb\xbf")
+        first = self._next()
+        if first not in (b"{", b"["):
+            shown = shorten(begin.decode("utf-8", "replace"), 20)
+            raise InputError(f"is no JSON object or list: begins with '{shown}'" if first else "is blank", valid=VALID)
+        window.start += 1
+        return first
+
+    def _members(self) -> None:
+        """Every key of the document."""
+        while (sign := self._next()) != b"}":
+            if sign == b",":
+                self._window.start += 1
+                continue
+            if sign != b'"':
+                raise Ended("the text ends in the middle" if not sign else "it is no JSON")
+            key = self._value()
+            if self._next() != b":":
+                raise Ended("it is no JSON" if self._next() else "the text ends in the middle")
+            self._window.start += 1
+            if self._next() == b"[" and key == "traceEvents":
+                self._window.start += 1
+                self._list()
+            else:
+                self.header[key] = self._value()
+
+    def _list(self) -> None:
+        """Events, up to the end of their list."""
+        window = self._window
+        self._has_events = True
+        while True:
+            window.start, status = self._scanner.scan(window.data, window.start, window.end)
+            if status is Status.DONE:
+                return
+            if status is Status.BAD:
+                raise Ended("it is no JSON")
+            if not window.more():
+                raise Ended("the text ends in the middle")
+
+    def _next(self) -> bytes:
+        """The next sign that is not blank, left where it is; empty at the end."""
+        window = self._window
+        while True:
+            for place in range(window.start, window.end):
+                if window.data[place] not in BLANKS:
+                    window.start = place
+                    return bytes([window.data[place]])
+            window.start = window.end
+            if not window.more():
+                return b""
+
+    def _value(self) -> Any:
+        """The JSON value that comes next."""
+        window, width = self._window, 4096
+        while True:
+            text = bytes(window.text()[:width])
+            try:  # one byte is one character here: only the end is looked for
+                _, stop = json.JSONDecoder(strict=False).raw_decode(text.decode("latin-1"))
+            except (ValueError, RecursionError):
+                stop = len(text)
+            if stop < len(text):
+                window.start += stop
+                return json.loads(text[:stop].decode("utf-8", "replace"), strict=False)
+            if width > LARGEST_VALUE or (width > len(window.text()) and not window.more()):
+                raise Ended("a value does not end")
+            width *= 8

@@ -1,0 +1,160 @@
+"""Both scanners against json.loads: on every real trace, on texts made to be hard, and cut at every byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.observe.traces import read_trace
+from meshwright.observe.traces.columns import INNER
+from meshwright.observe.traces.reading import Scanner
+from tests.observe.test_reference import HERE, TRACES
+from tests.observe.traces_as_text import SCANNERS, plainly, read_text, rows
+
+scanners = pytest.mark.parametrize("scanner", SCANNERS, ids=lambda kind: kind.__name__)
+
+HARD = r"""
+ {"schemaVersion" : 1, "braces" : "}]\"{", "deviceProperties":[{"id":0,"name":"a \"b\" \\"}],
+  "traceEvents":[
+{"args":{"Input Dims":[[1,[2,{"correlation":99}]],[],"]}"],"correlation": 7 ,"stream":3,"note":"\\","External id":-5},
+ "dur" : 2.0005,"ts":1712195495520870.926,"tid":"7","pid":7,"name":"void k<\"a\", '\\'>(\u00e9\ud83d\ude00)","cat":"kernel",
+ "ph":"X"}
+,{"ph":"X","cat":"cpu_op","name":"ünï\tcode 😀","pid":1,"tid":2,"ts":1e3,"dur":-4,"args":{}},
+{"ph":"f","id":123456789012,"pid":0,"tid":7,"ts":5,"cat":"ac2g","name":"ac2g","bp":"e"}, 17, "loose", null, [1,{"ph":"X"}],
+{"ph":"X","name":"\\\\","pid":"Spans","tid":"","ts":0.1,"dur":0,"args":null},{}  ,
+{"ph":"X","cat":"gpu_memcpy","name":"Memcpy","pid":0,"tid":7,"ts":"12.5","dur":1.0004999,
+ "args":{"bytes":4096,"memory bandwidth (GB/s)":Infinity,"device":0,"Py\u0074hon":NaN,"\u0073tream":9}},
+{"ph":"M","name":"process_name","pid":1,"args":{"name":"python \"x\"","labels":"CPU"}},
+{"ph":"i","s":"t","name":"[memory]","cat":"cpu_instant_event","pid":1,"tid":1,"ts":9,
+ "args":{"Bytes":-512,"Total Allocated":0,"Device Type":1,"Device Id":-1,"Addr":140737488355328}},
+{"ph":"X","ts":7,"dur":1,"name":"twice","name":"last","args":{"stream":1},"args":{"Collective name":"allreduce",
+ "In msg nelems":10,"dtype":"BFloat16","Process Group Name":"0","Group size":8,"Seq":3}},
+{"ph":"X","dur":1,"name":"no time"},{"ph":"X","ts":8,"name":"no duration"}
+], "after": {"traceEvents": []}, "distributedInfo":{"rank":5}}
+"""
+
+
+@scanners
+@pytest.mark.parametrize("name", HERE)
+def test_real_traces(name: str, scanner: Callable[[], Scanner]) -> None:
+    found = read_trace(TRACES / name, scanner=scanner())
+    text = gzip.decompress((TRACES / name).read_bytes())
+    assert rows(found) == plainly(text)
+    assert found.notes == ()
+    assert found.header == {key: value for key, value in json.loads(text).items() if key != "traceEvents"}
+
+
+@scanners
+def test_hard_text_in_windows_of_every_size(scanner: Callable[[], Scanner]) -> None:
+    wanted = plainly(HARD)
+    assert len(wanted) == 10
+    for chunk in range(1, len(HARD.encode()) + 2):
+        found = read_text(HARD, scanner(), chunk)
+        assert rows(found) == wanted, chunk
+        assert found.rank == 5
+        assert found.header["after"] == {"traceEvents": []}
+
+
+@scanners
+def test_what_was_left_out_or_changed_is_told(scanner: Callable[[], Scanner]) -> None:
+    assert {note.what.split(": ")[1]: note.count for note in read_text(HARD, scanner()).notes} == {
+        "a complete event without a time": 1,
+        "an item of the list that is no event": 4,
+        "a negative duration": 1,
+        "the missing duration of a complete event": 1,
+    }
+
+
+@scanners
+def test_text_cut_at_every_byte_gives_the_events_before(scanner: Callable[[], Scanner]) -> None:
+    """A whole event is one that its closing bracket ends."""
+    text = HARD.encode()
+    wanted = plainly(HARD)
+    last = 0
+    for cut in range(len(text.rstrip())):
+        try:
+            found = read_text(text[:cut], scanner())
+        except InputError:
+            assert last == 0
+            continue
+        assert rows(found) == wanted[: len(found.events)]
+        assert found.notes[0].what in ("the text ends in the middle", "a value does not end")
+        assert len(found.events) >= last
+        last = len(found.events)
+    assert last == len(wanted)
+
+
+KNOWN = [key.word for key in INNER]
+numbers = st.one_of(
+    st.integers(-(2**63) + 1, 2**63 - 1),
+    st.integers(-(10**6), 10**6),
+    st.decimals(-(10**12), 10**15, places=3).map(lambda value: float(value)),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+scalars = st.one_of(numbers, st.text(max_size=8), st.booleans(), st.none())
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "args", "bp", "s"])
+phases = st.sampled_from(["X", "s", "f", "i", "M"])
+args = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=6), values, max_size=6)
+events = st.one_of(
+    st.fixed_dictionaries(
+        {"ph": phases, "ts": numbers, "dur": numbers, "args": args},
+        optional={"cat": st.sampled_from(["kernel", "cpu_op", "x"]), "name": st.text(), "pid": scalars, "tid": scalars},
+    ),
+    st.dictionaries(keys, values),
+)
+
+
+@scanners
+@settings(max_examples=150, deadline=None)
+@given(
+    made=st.lists(events | values, max_size=6),
+    indent=st.sampled_from([None, 0, 2]),
+    ascii_only=st.booleans(),
+    chunk=st.integers(1, 300),
+)
+def test_generated_text(
+    scanner: Callable[[], Scanner], made: list[Any], indent: int | None, ascii_only: bool, chunk: int
+) -> None:
+    text = json.dumps({"traceEvents": made, "z": 1}, indent=indent, ensure_ascii=ascii_only)
+    found = read_text(text.encode("utf-8", "surrogatepass"), scanner(), chunk)
+    assert rows(found) == plainly(text)
+    assert found.header == {"z": 1}
+
+
+@scanners
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (b'{"ph":"X","ts":1,"dur":2,"name":"a: inf, b","args":{"a":inf,"b":[nan, -inf],"device":4}}', "a: inf, b"),
+        (b'{"ph":"X","ts":1,"dur":2,"name":"caf\xe9","args":{"k\xe9y":1,"device":4}}', "caf\ufffd"),
+        (b'{"ph":"X","ts":1,"dur":2,"name":"a\x01\tb","args":{"k\x02":"\n","device":4}}', "a\x01\tb"),
+        (b'{"ph":"X","ts":1,"dur":2,"name":"a\\qb\\\\","args":{"k\\q":"\\u12","device":4}}', None),
+    ],
+)
+def test_what_writers_print_and_json_does_not_know(
+    scanner: Callable[[], Scanner], text: bytes, name: str | None
+) -> None:
+    found = read_text(b"[%s, %s]" % (text, text), scanner())
+    assert [(row["device"], row["ts"], row["dur"]) for row in rows(found)] == [(4, 1000, 2000)] * 2
+    assert name is None or {row["name"] for row in rows(found)} == {name}
+
+
+@scanners
+def test_no_json_in_the_middle_keeps_what_came_before(scanner: Callable[[], Scanner]) -> None:
+    found = read_text(
+        '{"traceEvents":[{"ph":"X","ts":1,"dur":2},{"ph":"X" "ts":3},{"ph":"X","ts":4,"dur":1}]}', scanner()
+    )
+    assert len(found.events) == 1
+    assert found.notes[0].what == "it is no JSON"
