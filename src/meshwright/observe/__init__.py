@@ -1,0 +1,1 @@
+"""What happened? Traces of profilers, and a live watch inside a program."""
