@@ -11,7 +11,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from meshwright.observe.watch.events import Event
-from meshwright.observe.watch.hooks import Hooks, Recorder, Thread, error_text, place, pop, raised_at
+from meshwright.observe.watch.hooks import Hooks, Recorder, Thread, error_text, pauses, place, pop, raised_at
 from meshwright.observe.watch.marks import Change, Snapshot
 from meshwright.observe.watch.stream import FULL
 from meshwright.observe.watch.wrappers import Said
@@ -19,8 +19,8 @@ from meshwright.observe.watch.wrappers import Said
 # After a line of nothing but these, no object of the program is different.
 _HARMLESS = frozenset(
     {"RESUME", "NOP", "CACHE", "POP_TOP", "PUSH_NULL", "COPY", "SWAP", "EXTENDED_ARG", "LOAD_FAST", "LOAD_CONST",
-     "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "RETURN_VALUE", "RETURN_CONST", "IS_OP", "CONTAINS_OP",
-     "COMPARE_OP", "BUILD_TUPLE", "UNPACK_SEQUENCE", "FOR_ITER", "GET_ITER", "END_FOR", "TO_BOOL"}
+     "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "RETURN_VALUE", "RETURN_CONST", "IS_OP",
+     "CONTAINS_OP", "COMPARE_OP", "BUILD_TUPLE", "UNPACK_SEQUENCE", "FOR_ITER", "GET_ITER", "END_FOR", "TO_BOOL"}
 )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ class Full:
     def __init__(self, follow: Follower, code: CodeType) -> None:
         self._follow, self._recorder, self._said = follow, follow.recorder, follow.said
         self._code, self._key, self._name, self._at = code, object(), code.co_qualname, place(code)
-        self._up = follow.up
+        self._up, self._pauses = follow.up, pauses(code)
         self._attributes = bool(follow.attributes) and code.co_argcount > 0 and code.co_varnames[0] == "self"
         self._frames = bool(follow.names or follow.globals)
         self._dirty = frozenset(_changing_lines(code, every=self._frames))
@@ -178,6 +178,9 @@ class Full:
 
     def _resume(self) -> None:
         frame = sys._getframe(self._up)
+        self._wake(frame)
+
+    def _wake(self, frame: FrameType) -> None:
         self._start("resume", frame.f_locals.get("self") if self._attributes else None, frame)
 
     def _leave(self, value: object) -> None:
@@ -197,10 +200,14 @@ class Full:
     def _line(self, number: int) -> None:
         thread = self._recorder.thread()
         calls = thread.calls
-        if thread.busy or not calls or calls[-1].key is not self._key:
+        if thread.busy or not self._recorder.on:
+            return
+        if not calls or calls[-1].key is not self._key:
+            if self._pauses:  # it was woken by `throw`
+                self._wake(sys._getframe(self._up))
             return
         call = calls[-1]
-        if call.dirty and self._recorder.on:
+        if call.dirty:
             thread.busy = True
             try:
                 self._follow.look(thread, call, sys._getframe(self._up) if self._frames else None, len(calls))
@@ -227,20 +234,22 @@ class Full:
     def _stop(
         self, event: str, text: Callable[[str, Any], str], value: object, frame: FrameType, where: str = ""
     ) -> None:
-        recorder, thread, now = self._recorder, self._recorder.thread(), self._recorder.now()
+        recorder, thread = self._recorder, self._recorder.thread()
         if thread.busy or not recorder.on:
             return
+        if self._pauses and not (thread.calls and thread.calls[-1].key is self._key):
+            self._wake(frame)  # it paused, and was woken by `throw` or `close`
+        now = recorder.now()
+        call = pop(thread.calls, self._key)
+        if call is None:
+            return  # it began before the watch did
         thread.busy = True
         try:
-            call = pop(thread.calls, self._key)
-            if call is None and event == "end":
-                return  # it began before the watch did
             depth = len(thread.calls)
-            if call is not None:
-                self._follow.look(thread, call, frame if self._frames else None, depth + 1)
-                if not any(one.thing is call.thing for one in thread.calls):
-                    self._follow.objects.forget(call.thing)
-            duration, said = now - call.start if call is not None else None, text(self._name, value)
+            self._follow.look(thread, call, frame if self._frames else None, depth + 1)
+            if not any(one.thing is call.thing for one in thread.calls):
+                self._follow.objects.forget(call.thing)
+            duration, said = now - call.start, text(self._name, value)
             recorder.emit(Event(event, recorder.now(), 0, thread.name, depth, self._name, where, duration, text=said))
             if len(recorder.stream.buffer) >= FULL:
                 recorder.stream.write()

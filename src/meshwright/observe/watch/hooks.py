@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -82,7 +83,7 @@ class CallsOnly:
 
     def __init__(self, recorder: Recorder, code: CodeType) -> None:
         self._recorder, self._code, self._key = recorder, code, object()
-        self._name, self._at = code.co_qualname, place(code)
+        self._name, self._at, self._pauses = code.co_qualname, place(code), pauses(code)
 
     def hooks(self) -> Hooks:
         return Hooks(self._enter(), self._leave(), self._suspend, self._resume, self._raised, None, wants_self=False)
@@ -141,19 +142,25 @@ class CallsOnly:
 
     def _stop(self, event: str, text: str = "", where: str = "") -> None:
         """The way out that is not the usual one."""
-        time, thread = self._recorder.now(), self._recorder.thread()
+        thread = self._recorder.thread()
+        if self._pauses and not (thread.calls and thread.calls[-1][0] is self._key):
+            self._resume()  # it paused, and was woken by `throw` or `close`
+        time = self._recorder.now()
         began = pop(thread.calls, self._key)
-        if self._recorder.on and (began is not None or event != "end"):  # else it began before the watch did
-            duration = time - began[1] if began else None
-            self._recorder.emit(
-                Event(event, time, 0, thread.name, len(thread.calls), self._name, where, duration, text=text)
-            )
+        if self._recorder.on and began is not None:  # else it began before the watch did
+            depth, duration = len(thread.calls), time - began[1]
+            self._recorder.emit(Event(event, time, 0, thread.name, depth, self._name, where, duration, text=text))
             if len(self._recorder.stream.buffer) >= FULL:
                 self._recorder.stream.write()
 
 
+def pauses(code: CodeType) -> bool:
+    """Whether it is a generator or coroutine."""
+    return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
 def pop(calls: list[Any], key: object) -> Any:
-    """The call of this key, and out with what lies above it; None where it began before the watch, or by `throw`."""
+    """The call of this key, and out with what lies above it; None where it began before the watch."""
     for i in range(len(calls) - 1, -1, -1):
         if calls[i][0] is key:
             found = calls[i]
