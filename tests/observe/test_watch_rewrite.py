@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import bisect
 import dis
 import importlib
 import inspect
@@ -74,15 +75,12 @@ def original(code: CodeType) -> list[tuple[Any, ...]]:
         if one.opname == "LOAD_CONST" and getattr(one.argval, "__name__", "") == "nothing":
             end = next(j for j in range(i, len(all_)) if all_[j].opname == "POP_TOP")
             ours |= set(range(i - 1, end + 1))
-    tail = next((i for i, one in enumerate(all_) if i + 1 in ours and one.opname == "PUSH_EXC_INFO" and i == len(all_) - 10), None)
-    kept = [one for i, one in enumerate(all_) if i not in ours and (tail is None or i < tail)]
-    numbers = {}
-    for number, one in enumerate(kept):
-        numbers[one.offset] = number
-    offsets = sorted(numbers)
+    end_ = len(all_) - 9 * bool(ours)  # nine instructions at the end pass an exception on
+    kept = [one for i, one in enumerate(all_[:end_]) if i not in ours]
+    offsets = [one.offset for one in kept]
 
     def number(offset: int) -> int:  # of the first kept instruction at or after a place
-        return next((numbers[one] for one in offsets if one >= offset), len(kept))
+        return bisect.bisect_left(offsets, offset)
 
     rows = []
     for one in kept:

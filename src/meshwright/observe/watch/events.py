@@ -79,5 +79,29 @@ def read(path: str) -> list[Event]:
 
 
 def merged(paths: Iterable[str]) -> list[Event]:
-    """All streams by time; within one stream nothing changes places."""
-    return list(heapq.merge(*(read(path) for path in paths), key=lambda event: event.time))
+    """All streams by time; within one stream nothing changes places.
+
+    A process that only started the ranks, and has the number of one of them because nobody gave it another, becomes -1.
+    """
+    streams = [read(path) for path in paths]
+    ranks: dict[int, set[int]] = {}  # process -> ranks of the processes that it started
+    for events in streams:
+        if family := _family(events[0]):
+            ranks.setdefault(family[1], set()).add(events[0].rank)
+    for events in streams:
+        family = _family(events[0])
+        if family and events[0].rank in ranks.get(family[0], ()) and not _has_helpers(streams, family[0]):
+            for event in events:
+                event.rank = -1
+    return list(heapq.merge(*streams, key=lambda event: event.time))
+
+
+def _family(start: Event) -> tuple[int, int] | None:
+    found = re.match(r"pid (\d+), parent (\d+)", start.text) if start.event == "start" else None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _has_helpers(streams: list[list[Event]], process: int) -> bool:
+    """Whether processes that it started say that they help its rank: their threads carry the process's name."""
+    mine = [events for events in streams if (family := _family(events[0])) and family[1] == process]
+    return any("/" in event.thread for events in mine for event in events[1:2])

@@ -8,14 +8,24 @@ import sys
 
 def rank_of_process(*, surely: bool = False) -> int | None:
     """The rank, or None where torch.distributed may still say it; `surely` gives the best guess of now."""
+    said = rank_said()
+    if said is not None:
+        return said
+    processes = sys.modules.get("multiprocessing.process")
+    here = processes.current_process() if processes is not None else None
+    if here is None or not (here._identity or getattr(here, "_inheriting", False)):
+        return 0
+    if not surely:
+        return None
+    return int(here._identity[-1]) - 1 if here._identity else 0  # children count from 1
+
+
+def rank_said() -> int | None:
+    """The rank that a launcher or torch.distributed has given this process."""
     said = os.environ.get("RANK", "")
-    if said.isdigit():
+    if said.isdecimal():
         return int(said)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    processes = sys.modules.get("multiprocessing.process")
-    number = processes.current_process()._identity if processes is not None else ()
-    if not number:
-        return 0
-    return int(number[-1]) - 1 if surely else None  # children count from 1
+    return None

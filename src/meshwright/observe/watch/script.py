@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.observe.watch.later import Awaited
 from meshwright.observe.watch.session import Watch
-from meshwright.observe.watch.targets import Target, in_code, in_module
+from meshwright.observe.watch.targets import Found, Target, in_code, in_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ def run(words: Sequence[str], targets: Sequence[str], *, module: bool, **options
         try:
             for target in others:
                 if target.module == now.__name__ and watch.wanted():
-                    found = in_module(now, target)
-                    watch.backend().install(found.functions, found.codes)
+                    watch.add(target, in_module(now, target))
         except InputError as problem:
             problems.append(problem)
             raise
@@ -60,6 +59,8 @@ def run(words: Sequence[str], targets: Sequence[str], *, module: bool, **options
     with watch, Awaited(waiting, imported) as awaited:
         try:
             if watch.wanted():
+                for target in own:
+                    watch.add(Target("__main__", target.name), Found([], []))  # for processes that it starts
                 watch.backend().run(program.code, codes, _namespace(program))
             else:
                 exec(program.code, _namespace(program))

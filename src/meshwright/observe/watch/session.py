@@ -9,6 +9,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError
+from meshwright.observe.watch import spawned
 from meshwright.observe.watch import targets as aims
 from meshwright.observe.watch.follow import Follower, Names
 from meshwright.observe.watch.hooks import CallsOnly, Hooks, Recorder
@@ -39,7 +40,10 @@ class Watch:
     def __init__(
         self, targets: Any, *, attributes: Any = False, locals: Any = False, globals: Any = False,  # noqa: A002
         ranks: Iterable[int] | None = None, wrapper: Any = None, output: str | os.PathLike[str] | None = None,
+        _parent: int | None = None,
     ) -> None:  # fmt: skip
+        self._asked = {"attributes": attributes, "locals": locals, "globals": globals, "wrapper": wrapper}
+        self._parent = _parent  # the rank of a parent that is watched, in a process that it started
         many = targets if isinstance(targets, list | tuple | set | frozenset) else [targets]
         self._targets = [aims.target_of(one) for one in many]
         self._names = [
@@ -62,6 +66,11 @@ class Watch:
                 self.backend().install(one.functions, one.codes)
         return self
 
+    def add(self, target: aims.Target, found: aims.Found) -> None:
+        """Watch something more, which was found as this target."""
+        self._targets.append(target)
+        self.backend().install(found.functions, found.codes)
+
     def wanted(self) -> bool:
         """Whether this process is among the ranks that were asked for, or may turn out to be."""
         here = rank_of_process()
@@ -70,7 +79,7 @@ class Watch:
     def backend(self) -> Monitored:
         """What puts hooks into code; made with the stream when it is first needed."""
         if self._backend is None:
-            self._stream = Stream(self._output, self._ranks)
+            self._stream = Stream(self._output, self._ranks, self._parent)
             self._recorder = Recorder(self._stream)
             follower = Follower(self._recorder, *self._names, self._wrapper, FRAMES_UP)
             recorder, more = self._recorder, any(map(bool, (*self._names, self._wrapper)))
@@ -79,12 +88,20 @@ class Watch:
                 return follower.hooks(code) if more else CallsOnly(recorder, code).hooks()
 
             self._backend = Monitored(make)
+            spawned.carry(id(self), self._for_children)
         return self._backend
+
+    def _for_children(self) -> dict[str, Any]:
+        output = None if self._output is None else os.path.abspath(self._output)
+        parent = self._stream.rank() if self._stream is not None else None
+        named = [aims.name_of(one) for one in self._targets]
+        return {**self._asked, "targets": named, "ranks": self._ranks, "output": output, "_parent": parent}
 
     def stop(self) -> None:
         """Put everything back and write what is left."""
         if self._backend is not None and self._recorder is not None and self._stream is not None:
             self._recorder.on = False
+            spawned.drop(id(self))
             self._backend.remove()
             self._stream.close()
         self._backend = None

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from multiprocessing import util
+from multiprocessing import current_process, parent_process, util
 from typing import IO, Any
 
 import msgspec
@@ -31,12 +31,12 @@ _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 class Stream:
     """Append `Event`s to `buffer`, with any rank; call `full()` now and then."""
 
-    def __init__(self, output: str | None, ranks: frozenset[int] | None) -> None:
+    def __init__(self, output: str | None, ranks: frozenset[int] | None, parent: int | None = None) -> None:
         self.buffer: list[Event] = []
         self._output, self._ranks = output, ranks
         self._file: IO[bytes] | None = None
         self._rank: int | None = None
-        self._parent: int | None = None  # the rank of the process that this one was forked from
+        self._parent = parent  # the rank of the process that started this one, where that is watched too
         self._closed = False
         self._begin()
         _STREAMS.add(self)
@@ -49,6 +49,10 @@ class Stream:
         thread = threading.Thread(target=_write_now_and_then, args=(weakref.ref(self), self._wake), daemon=True)
         thread.name = "meshwright-watch"
         thread.start()
+
+    def rank(self) -> int:
+        """Of this process, as far as anyone can tell now."""
+        return self._rank if self._rank is not None else rank_of_process(surely=True) or 0
 
     def full(self) -> bool:
         return len(self.buffer) >= FULL
@@ -74,8 +78,9 @@ class Stream:
         del self.buffer[:count]
         if self._ranks is not None and self._rank not in self._ranks:
             return
+        helper = f"{current_process().name}/" if self._helper() else ""
         for event in batch:
-            event.rank = self._rank
+            event.rank, event.thread = self._rank, helper + event.thread
         if self._output is None:
             self._say(batch)
             return
@@ -84,13 +89,19 @@ class Stream:
             batch.insert(0, self._mark("start", batch[0].time))
         self._file.write(msgspec.json.Encoder().encode_lines(batch))
 
+    def _helper(self) -> bool:
+        """Whether this is a process beside the one that has this rank, such as a loader of data."""
+        return self._rank == self._parent and os.environ.get("RANK", "").isdecimal()
+
     def _path(self) -> str:
         path = stream_path(str(self._output), self._rank or 0)
-        # a forked child without a rank of its own must not write over its parent's stream
+        # a child must not write over its parent's stream
         return path.replace(".jsonl", f".pid{os.getpid()}.jsonl") if self._rank == self._parent else path
 
     def _mark(self, event: str, when: int) -> Event:
-        text = f"pid {os.getpid()} on {platform.node()}, Python {platform.python_version()}"
+        started_by = parent_process()
+        parent = started_by.pid if started_by is not None else os.getppid()
+        text = f"pid {os.getpid()}, parent {parent} on {platform.node()}, Python {platform.python_version()}"
         return Event(event, when, self._rank or 0, "", 0, "watch", text=text)
 
     def _say(self, batch: list[Event]) -> None:
@@ -119,7 +130,7 @@ class Stream:
         self.buffer.clear()
         if self._file is not None:
             self._file.close()
-        self._file, self._parent, self._rank = None, self._rank, None
+        self._file, self._parent, self._rank = None, self.rank(), None
         self._begin()
 
     def _finalize_in_child(self) -> None:

@@ -71,6 +71,13 @@ def target_of(thing: Any) -> Target | FunctionType | type | ModuleType:
     )
 
 
+def name_of(thing: Target | FunctionType | type | ModuleType) -> str:
+    """The target as a name that another process understands."""
+    if isinstance(thing, Target | ModuleType):
+        return str(thing) if isinstance(thing, Target) else thing.__name__
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
 def resolve(target: Target | FunctionType | type | ModuleType) -> Found:
     if isinstance(target, Target):
         module = imported(target)
