@@ -183,7 +183,7 @@ def local_changes(n: int) -> int:
 
 
 def set_limit(n: int) -> None:
-    global LIMIT  # noqa: PLW0603
+    global LIMIT
     LIMIT = n
 
 

@@ -118,7 +118,10 @@ def test_exceptions_are_raises(look: Look) -> None:
 
 
 def test_exceptions_reach_the_program_unchanged(tmp_path: Path) -> None:
-    with meshwright.watch(Counter, attributes=True, output=tmp_path / "run"), pytest.raises(ValueError, match="bad") as seen:
+    with (
+        meshwright.watch(Counter, attributes=True, output=tmp_path / "run"),
+        pytest.raises(ValueError, match="bad") as seen,
+    ):
         Counter(1).fail()
     names = [entry.name for entry in seen.traceback]
     assert names[-1] == "fail"
@@ -196,7 +199,9 @@ def test_context_managers_pass_exceptions(look: Look) -> None:
 
 def test_coroutines(look: Look) -> None:
     answer = []
-    events = look(lambda: answer.append(asyncio.run(subjects.gather())), [subjects.gather, subjects.wait], wrapper="plain")
+    events = look(
+        lambda: answer.append(asyncio.run(subjects.gather())), [subjects.gather, subjects.wait], wrapper="plain"
+    )
     assert answer == [[1, 2]]
     waits = [one.event for one in events if one.name == "wait"]
     assert waits.count("run") == waits.count("end") == 2

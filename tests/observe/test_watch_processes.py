@@ -106,7 +106,10 @@ def test_values_that_differ_are_named(streams: str) -> None:
 
 def test_addresses_do_not_count() -> None:
     def event(rank: int, text: str) -> list[Event]:
-        return [Event("run", 1 + rank, rank, "MainThread", 0, "f", text=text), Event("end", 9, rank, "MainThread", 0, "f")]
+        return [
+            Event("run", 1 + rank, rank, "MainThread", 0, "f", text=text),
+            Event("end", 9, rank, "MainThread", 0, "f"),
+        ]
 
     assert compare([*event(0, "<X at 0x7f12>"), *event(1, "<X at 0x7fff>")], 0, 1).same
     assert not compare([*event(0, "<X at 0x7f12>"), *event(1, "<Y at 0x7f12>")], 0, 1).same
@@ -158,7 +161,9 @@ def test_children_are_watched_as_their_parent_is(tmp_path: Path, meshwright: Run
     done = meshwright("watch", "starts.py", "-o", "run", "--", way)
     assert done.returncode == 0, done.stderr
     events = merged(find([str(tmp_path / "run")]))
-    runs = {rank: sum(one.event == "run" for one in events if one.rank == rank) for rank in {one.rank for one in events}}
+    runs = {
+        rank: sum(one.event == "run" for one in events if one.rank == rank) for rank in {one.rank for one in events}
+    }
     assert runs == {-1: 1, 0: 2, 1: 3}
 
 

@@ -1,4 +1,4 @@
-"""Watched code does what it did: the standard library under a watch of every line, and codes of every form put together again."""
+"""Watched code does what it did: the standard library under a watch, and codes of every form put together again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.observe.seen import look_in
 
 OLD = pytest.mark.skipif(sys.version_info >= (3, 12), reason="bytecode is rewritten on Python 3.11 only")
 MODULES = [
-    "argparse", "ast", "asyncio.base_events", "asyncio.tasks", "contextlib", "dataclasses", "difflib", "enum", "heapq", "inspect",
-    "json.encoder", "random", "statistics", "tarfile", "textwrap", "typing", "zipfile",
+    "argparse", "ast", "asyncio.base_events", "asyncio.tasks", "contextlib", "dataclasses", "difflib", "enum", "heapq",
+    "inspect", "json.encoder", "random", "statistics", "tarfile", "textwrap", "typing", "zipfile",
 ]  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class Watch:
 
     def _for_children(self) -> dict[str, Any]:
         output = None if self._output is None else os.path.abspath(self._output)
-        parent = self._stream.rank() if self._stream is not None else None
+        parent = self._stream.taken_rank() if self._stream is not None else None
         named = [aims.name_of(one) for one in self._targets]
         return {**self._asked, "targets": named, "ranks": self._ranks, "output": output, "_parent": parent}
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from meshwright.observe.watch.events import Event, stream_path
-from meshwright.observe.watch.rank import rank_of_process
+from meshwright.observe.watch.rank import rank_of_process, rank_said
 from meshwright.observe.watch.text import line_of
 
 FULL = 1 << 15  # events; then the watched thread itself writes, so that memory stays bounded
@@ -37,7 +37,7 @@ class Stream:
         self._file: IO[bytes] | None = None
         self._rank: int | None = None
         self._parent = parent  # the rank of the process that started this one, where that is watched too
-        self._closed = False
+        self._closed = self._launched = False
         self._begin()
         _STREAMS.add(self)
         atexit.register(self.close)
@@ -50,9 +50,12 @@ class Stream:
         thread.name = "meshwright-watch"
         thread.start()
 
-    def rank(self) -> int:
-        """Of this process, as far as anyone can tell now."""
-        return self._rank if self._rank is not None else rank_of_process(surely=True) or 0
+    def taken_rank(self) -> int | None:
+        """Before a process is started: the rank whose stream is this one's, so that the child leaves it alone."""
+        self._launched = True
+        if self._file is None and rank_said() is None:
+            return None
+        return self._rank if self._rank is not None else rank_of_process(surely=True)
 
     def full(self) -> bool:
         return len(self.buffer) >= FULL
@@ -95,8 +98,9 @@ class Stream:
 
     def _path(self) -> str:
         path = stream_path(str(self._output), self._rank or 0)
-        # a child must not write over its parent's stream
-        return path.replace(".jsonl", f".pid{os.getpid()}.jsonl") if self._rank == self._parent else path
+        # who started the ranks without being one, or helps one of them, leaves the plain name to the rank
+        beside = self._rank == self._parent or (self._launched and rank_said() is None)
+        return path.replace(".jsonl", f".pid{os.getpid()}.jsonl") if beside else path
 
     def _mark(self, event: str, when: int) -> Event:
         started_by = parent_process()
@@ -128,9 +132,10 @@ class Stream:
         if self._closed:
             return
         self.buffer.clear()
+        self._parent = self.taken_rank()
         if self._file is not None:
             self._file.close()
-        self._file, self._parent, self._rank = None, self.rank(), None
+        self._file, self._rank, self._launched = None, None, False
         self._begin()
 
     def _finalize_in_child(self) -> None:
@@ -146,9 +151,14 @@ def _write_now_and_then(stream: weakref.ref[Stream], wake: threading.Event) -> N
         del alive
 
 
-def _after_fork() -> None:
+def _in_child() -> None:
     for stream in list(_STREAMS):
         stream.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _in_parent() -> None:
+    for stream in list(_STREAMS):
+        stream.taken_rank()
+
+
+os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
