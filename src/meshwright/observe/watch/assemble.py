@@ -63,7 +63,9 @@ def put_together(
     code: CodeType, body: list[Instruction], constants: tuple[object, ...], on_raise: list[Instruction]
 ) -> CodeType:
     """The code with what was added; what leaves it as an exception passes `on_raise` first."""
-    flat, label, first = [], {}, 0
+    flat: list[Instruction] = []
+    label: dict[int, int] = {}  # byte in the old code -> number of the instruction
+    first = 0
     for one in body:
         label[one.start] = len(flat)
         for extra in (*one.before, one, *one.after):

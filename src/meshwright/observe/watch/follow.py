@@ -109,10 +109,9 @@ class Call:
 class Follower:
     """What is followed, and how it is said."""
 
-    def __init__(
-        self, recorder: Recorder, attributes: Names, names: Names, globals_: Names, said: Said, frames_up: int
-    ) -> None:
-        self.recorder, self.attributes, self.names, self.globals = recorder, attributes, names, globals_
+    def __init__(self, recorder: Recorder, names: tuple[Names, Names, Names], said: Said, frames_up: int) -> None:
+        self.recorder = recorder
+        self.attributes, self.names, self.globals = names
         self.said, self.up, self.objects = said, frames_up, Objects()
         self._modules: dict[int, Snapshot] = {}
 

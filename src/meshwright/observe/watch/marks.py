@@ -55,7 +55,9 @@ class Mark:
         new = Mark(value)
         labels = new.keys if isinstance(value, dict) else list(range(len(new.ids)))
         items = list(islice(value.values() if isinstance(value, dict) else value, LOOKED_AT))
-        before = dict(zip(self.keys, self._both(), strict=False)) if self.keys else dict(enumerate(self._both()))
+        before: dict[Any, object] = (
+            dict(zip(self.keys, self._both(), strict=False)) if self.keys else dict(enumerate(self._both()))
+        )
         said = [
             f"[{describe(label)}] = {describe(item)}"
             for label, item, now in zip(labels, items, new._both(), strict=False)

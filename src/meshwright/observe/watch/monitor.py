@@ -83,7 +83,12 @@ class Monitored:
             if (hooks := hooks_of(id(code))) and hooks.line:
                 hooks.line(number)
 
-        ways = {names.PY_START: start, names.PY_RETURN: leave, names.PY_YIELD: suspend, names.LINE: line}
+        ways: dict[int, Callable[..., None]] = {
+            names.PY_START: start,
+            names.PY_RETURN: leave,
+            names.PY_YIELD: suspend,
+            names.LINE: line,
+        }
         return ways | self._unusual()
 
     def _unusual(self) -> dict[int, Callable[..., None]]:

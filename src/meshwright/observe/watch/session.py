@@ -46,9 +46,9 @@ class Watch:
         self._parent = _parent  # the rank of a parent that is watched, in a process that it started
         many = targets if isinstance(targets, list | tuple | set | frozenset) else [targets]
         self._targets = [aims.target_of(one) for one in many]
-        self._names = [
-            Names(_names(*one)) for one in (("attributes", attributes), ("locals", locals), ("globals", globals))
-        ]
+        self._names = (
+            Names(_names("attributes", attributes)), Names(_names("locals", locals)), Names(_names("globals", globals))
+        )  # fmt: skip
         self._ranks = _ranks(ranks)
         self._wrapper = wrapper_named(wrapper)
         self._output = _output(output)
@@ -81,7 +81,7 @@ class Watch:
         if self._backend is None:
             self._stream = Stream(self._output, self._ranks, self._parent)
             self._recorder = Recorder(self._stream)
-            follower = Follower(self._recorder, *self._names, self._wrapper, FRAMES_UP)
+            follower = Follower(self._recorder, self._names, self._wrapper, FRAMES_UP)
             recorder, more = self._recorder, any(map(bool, (*self._names, self._wrapper)))
 
             def make(code: CodeType) -> Hooks:

@@ -6,11 +6,11 @@ Such a child first reads what its parent prepared for it. While a watch is on, t
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import spawn
 from typing import Any
 
-_original: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
+_original = spawn.get_preparation_data
 _carried: dict[int, Callable[[], dict[str, Any]]] = {}  # options of every watch that is on
 
 
@@ -44,16 +44,16 @@ def _picklable(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _unpack(data: dict[str, Any], watches: list[dict[str, Any]]) -> dict[str, Any]:
+def _unpack(found: dict[str, Any], watches: list[dict[str, Any]]) -> dict[str, Any]:
     prepare = spawn.prepare
 
-    def prepare_and_watch(given: dict[str, Any]) -> None:
+    def prepare_and_watch(data: Mapping[str, Any]) -> None:
         spawn.prepare = prepare
-        prepare(given)  # imports the parent's main module; targets in it are there now
+        prepare(data)  # imports the parent's main module; targets in it are there now
         from meshwright.observe.watch.session import Watch
 
         for options in watches:
             Watch(**options).start()
 
     spawn.prepare = prepare_and_watch
-    return data
+    return found

@@ -189,6 +189,7 @@ def _functions(thing: Any, deep: int = 4) -> Iterator[FunctionType]:
     """Python functions that something is, or is made around: decorators, properties, partials."""
     if deep == 0 or isinstance(thing, type | ModuleType):
         return
+    around: list[Any]
     if isinstance(thing, FunctionType):
         yield thing
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
