@@ -41,7 +41,7 @@ class Mark:
         self.value_id, self.text = id(value), describe(value)
         self.keys: list[object] = list(islice(value, LOOKED_AT)) if isinstance(value, dict) else []
         self.length, self.ids, self.versions = _facts(value, versions=True)
-        if not any(self.versions):
+        if all(one is None for one in self.versions):
             self.versions = ()
 
     def same(self, value: Any) -> bool:

@@ -17,7 +17,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from meshwright.errors import InputError, UnknownName
+from meshwright.errors import InputError, UnknownName, shorten
 from meshwright.observe.watch.marks import describe, is_tensor, tensor_text
 from meshwright.units import size
 
@@ -103,7 +103,7 @@ class Said:
         try:
             return str(method(*given) or "")
         except Exception as error:
-            return f"({type(self._wrapper).__name__}.{what} raises {type(error).__name__}: {error})"
+            return shorten(f"({type(self._wrapper).__name__}.{what} raises {type(error).__name__}: {error})", 200)
 
 
 def wrapper_named(asked: Any) -> Said:
@@ -136,7 +136,13 @@ def numbers(value: Any) -> str:
     """Least, greatest and norm; "" where there are none to look at."""
     torch = sys.modules["torch"]
     local = value.to_local() if hasattr(value, "to_local") else value
-    if not local.numel() or local.is_meta or local.is_complex() or type(local).__name__ == "FakeTensor":
+    if (
+        not local.numel()
+        or local.is_meta
+        or local.is_complex()
+        or local.layout is not torch.strided
+        or type(local).__name__ == "FakeTensor"
+    ):
         return ""
     with torch.no_grad():
         flat = local.detach().float()
