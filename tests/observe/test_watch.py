@@ -259,8 +259,8 @@ def test_slots(look: Look) -> None:
 
     found = [line.strip() for line in short(look(work, Slotted, attributes=True)) if "set" in line or "del" in line]
     assert found == [
-        "set Slotted.x None -> 1", "set Slotted.__hidden None -> 2", "set Slotted.y None -> 5", "set Slotted.x 1 -> 2",
-        "del Slotted.y",
+        "set Slotted.x None -> 1", "set Slotted._Slotted__hidden None -> 2", "set Slotted.y None -> 5",
+        "set Slotted.x 1 -> 2", "del Slotted.y",
     ]  # fmt: skip
 
 
@@ -339,6 +339,24 @@ def test_our_own_looking_is_not_watched(look: Look) -> None:
 
     found = short(look(lambda: subjects.takes(1), HERE, wrapper=Shows))
     assert found == ["run takes Loud(6)", "end takes"]
+
+
+def test_objects_that_cannot_be_looked_at(look: Look) -> None:
+    class Strange:
+        def __getattribute__(self, name: str) -> object:
+            if name == "__dict__":
+                raise RuntimeError("keep out")
+            return super().__getattribute__(name)
+
+        def work(self) -> str:
+            self.x = 1
+            return "done"
+
+    answer = []
+    events = look(lambda: answer.append(Strange().work()), Strange.work, attributes=True)
+    assert answer == ["done"]
+    assert "not seen: RuntimeError: keep out" in {one.text for one in events}
+    assert [one.event for one in events if one.event != "note"] == ["run", "end"]
 
 
 def test_two_watches_at_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True):
-    """`event` is one of start, run, end, yield, resume, raise, set, del, stop."""
+    """`event` is one of start, run, end, yield, resume, raise, set, del, note, stop."""
 
     event: str
     time: int  # nanoseconds since 1970

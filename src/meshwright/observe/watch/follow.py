@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dis
-import fnmatch
+import os
 import sys
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from meshwright.observe.watch.events import Event
 from meshwright.observe.watch.hooks import Hooks, Recorder, Thread, error_text, pauses, place, pop, raised_at
 from meshwright.observe.watch.marks import Change, Snapshot
+from meshwright.observe.watch.objects import Names, Objects
 from meshwright.observe.watch.stream import FULL
 from meshwright.observe.watch.wrappers import Said
 
@@ -24,83 +25,16 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
-class Names:
-    """Which names are followed: all, or those that a pattern fits.
-
-    >>> Names(["loss*"]).hold("loss_scale"), Names(True).hold("step"), bool(Names(False))
-    (True, True, False)
-    """
-
-    def __init__(self, asked: bool | list[str]) -> None:
-        self._asked, self._known = asked, dict[str, bool]()
-
-    def __bool__(self) -> bool:
-        return bool(self._asked)
-
-    def hold(self, name: str) -> bool:
-        if isinstance(self._asked, bool):
-            return self._asked
-        if name not in self._known:
-            self._known[name] = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._asked)
-        return self._known[name]
-
-
-class Objects:
-    """The last look at every watched object, shared by all calls on it, so that a change is said once."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Snapshot]] = {}
-        self._slots: dict[type, tuple[str, ...]] = {}
-
-    def look(self, thing: object) -> list[Change]:
-        """What has changed since the last look; nothing at the first."""
-        key, items = id(thing), self._items(thing)
-        seen = self._seen.get(key)
-        if seen is not None and (seen[0] is thing or (isinstance(seen[0], weakref.ref) and seen[0]() is thing)):
-            return seen[1].changes(items)
-        try:
-            held: object = weakref.ref(thing, lambda _: self._seen.pop(key, None))
-        except TypeError:  # of __slots__ without __weakref__: held until it is left, see `forget`
-            held = thing
-        self._seen[key] = (held, Snapshot(items))
-        return []
-
-    def forget(self, thing: object) -> None:
-        seen = self._seen.get(id(thing))
-        if seen is not None and seen[0] is thing:
-            del self._seen[id(thing)]
-
-    def _items(self, thing: Any) -> Mapping[str, object]:
-        kind = type(thing)
-        if kind not in self._slots:
-            names = [one.__dict__.get("__slots__", ()) for one in kind.__mro__]
-            flat = [name for one in names for name in ((one,) if isinstance(one, str) else one)]
-            self._slots[kind] = tuple(name for name in flat if name not in ("__dict__", "__weakref__"))
-        slots, own = self._slots[kind], getattr(thing, "__dict__", None)
-        if own is not None and not slots:
-            return own  # type: ignore[no-any-return]
-        found = dict(own or {})
-        for name in slots:
-            hidden = (
-                f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
-            )
-            try:
-                found[name] = object.__getattribute__(thing, hidden)
-            except AttributeError:
-                continue
-        return found
-
-
 class Call:
     """A watched call that has begun; `pop` reads its key."""
 
-    __slots__ = ("code", "dirty", "key", "line", "names", "start", "thing")
-
-    def __init__(self, key: object, code: CodeType, thing: object) -> None:
-        self.key, self.code, self.thing, self.line = key, code, thing, code.co_firstlineno
-        self.start, self.dirty, self.names = 0, False, None
-
+    __slots__ = ("dirty", "file", "key", "line", "names", "seen", "start", "thing")
     names: Snapshot | None
+    seen: Snapshot | None  # of `thing`
+
+    def __init__(self, key: object, file: str, line: int, thing: object) -> None:
+        self.key, self.file, self.line, self.thing = key, file, line, thing
+        self.seen, self.start, self.dirty, self.names = None, 0, False, None
 
     def __getitem__(self, index: int) -> object:
         return (self.key, self.start)[index]
@@ -120,12 +54,11 @@ class Follower:
 
     def look(self, thread: Thread, call: Call, frame: FrameType | None, depth: int, text: str = "") -> None:
         """Say what the last line, or what came before this call, has changed."""
-        where = place(call.code, call.line)
-        if call.thing is not None:
-            kind = type(call.thing).__name__
-            for one in self.objects.look(call.thing):
-                if self.attributes.hold(one.name):
-                    self._say(thread, one, f"{kind}.{one.name}", where, depth, text)
+        if call.seen is not None:
+            found = call.seen.changes(self.objects.items(call.thing))
+            if found:
+                kind, hold = type(call.thing).__name__, self.attributes.hold
+                self._say(thread, call, [one for one in found if hold(one.name)], f"{kind}.", depth, text)
         if frame is None:
             return
         if self.names:
@@ -133,28 +66,28 @@ class Follower:
             if call.names is None:
                 call.names = Snapshot(items)
             else:
-                for one in call.names.changes(items):
-                    self._say(thread, one, one.name, where, depth, text)
+                self._say(thread, call, call.names.changes(items), "", depth, text)
         if self.globals:
             items = {name: value for name, value in list(frame.f_globals.items()) if self._global(name, value)}
             seen = self._modules.get(id(frame.f_globals))
             if seen is None:
                 self._modules[id(frame.f_globals)] = Snapshot(items)
             else:
-                for one in seen.changes(items):
-                    self._say(thread, one, f"global {one.name}", where, depth, text)
+                self._say(thread, call, seen.changes(items), "global ", depth, text)
 
     def _global(self, name: str, value: object) -> bool:
         hidden = name.startswith("__") or isinstance(value, ModuleType | FunctionType | type)
         return not hidden and self.globals.hold(name)
 
-    def _say(self, thread: Thread, one: Change, name: str, where: str, depth: int, text: str) -> None:
-        said = "  ".join(
-            part for part in (text, self.said.changed(one.old, one.new) if one.event == "set" else "") if part
-        )
-        event = Event(one.event, self.recorder.now(), 0, thread.name, depth, name, where)
-        event.old, event.new, event.text = one.old_text, one.new_text, said
-        self.recorder.emit(event)
+    def _say(self, thread: Thread, call: Call, changes: Iterable[Change], owner: str, depth: int, text: str) -> None:
+        for one in changes:
+            said = self.said.changed(one.old, one.new) if self.said and one.event == "set" else ""
+            words = f"{text}  {said}" if text and said else text or said
+            where, now = f"{call.file}:{call.line}", self.recorder.now()
+            name = owner + one.name
+            self.recorder.emit(
+                Event(one.event, now, 0, thread.name, depth, name, where, None, one.old_text, one.new_text, words)
+            )
 
 
 class Full:
@@ -166,6 +99,7 @@ class Full:
         self._up, self._pauses = follow.up, pauses(code)
         self._attributes = bool(follow.attributes) and code.co_argcount > 0 and code.co_varnames[0] == "self"
         self._frames = bool(follow.names or follow.globals)
+        self._words, self._file = bool(follow.said), os.path.basename(code.co_filename)
         self._dirty = frozenset(_changing_lines(code, every=self._frames))
 
     def hooks(self) -> Hooks:
@@ -173,7 +107,7 @@ class Full:
         return Hooks(self._enter, self._leave, self._suspend, self._resume, self._raised, line, self._attributes)
 
     def _enter(self, thing: object) -> None:
-        self._start("run", thing, sys._getframe(self._up))
+        self._start("run", thing, sys._getframe(self._up) if self._frames or self._words else None)
 
     def _resume(self) -> None:
         frame = sys._getframe(self._up)
@@ -183,7 +117,8 @@ class Full:
         self._start("resume", frame.f_locals.get("self") if self._attributes else None, frame)
 
     def _leave(self, value: object) -> None:
-        self._stop("end", self._said.returned, value, sys._getframe(self._up))
+        words = self._said.returned if self._words else None
+        self._stop("end", words, value, sys._getframe(self._up) if self._frames or self._pauses else None)
 
     def _suspend(self, value: object) -> None:
         self._stop("yield", self._said.returned, value, sys._getframe(self._up), self._at)
@@ -197,9 +132,10 @@ class Full:
             self._stop("raise", lambda *_: error_text(gone), gone, sys._getframe(self._up), where)
 
     def _line(self, number: int) -> None:
-        thread = self._recorder.thread()
+        recorder = self._recorder
+        thread = recorder.thread()
         calls = thread.calls
-        if thread.busy or not self._recorder.on:
+        if thread.busy or not recorder.on:
             return
         if not calls or calls[-1].key is not self._key:
             if self._pauses:  # it was woken by `throw`
@@ -210,50 +146,68 @@ class Full:
             thread.busy = True
             try:
                 self._follow.look(thread, call, sys._getframe(self._up) if self._frames else None, len(calls))
+            except Exception as error:
+                recorder.excuse(thread, self._name, error)
             finally:
                 thread.busy = False
         call.line, call.dirty = number, number in self._dirty
 
-    def _start(self, event: str, thing: object, frame: FrameType) -> None:
-        recorder, thread = self._recorder, self._recorder.thread()
+    def _start(self, event: str, thing: object, frame: FrameType | None) -> None:
+        recorder = self._recorder
+        thread = recorder.thread()
         if thread.busy or not recorder.on:
             return
         thread.busy = True
+        depth, text = len(thread.calls), ""
+        call = Call(self._key, self._file, self._code.co_firstlineno, thing)
         try:
-            depth = len(thread.calls)
-            call = Call(self._key, self._code, thing if not isinstance(thing, type) else None)
-            self._follow.look(thread, call, frame if self._frames else None, depth, "before this call")
-            text = self._said.call(self._name, frame)
-            recorder.emit(Event(event, recorder.now(), 0, thread.name, depth, self._name, self._at, text=text))
-            thread.calls.append(call)
-            call.start = recorder.now()
+            if thing is not None and not isinstance(thing, type):
+                call.seen = self._follow.objects.seen(thing)
+            if call.seen is not None or self._frames:
+                self._follow.look(thread, call, frame if self._frames else None, depth, "before this call")
+            if self._words and frame is not None:
+                text = self._said.call(self._name, frame)
+        except Exception as error:
+            recorder.excuse(thread, self._name, error)
         finally:
             thread.busy = False
+        call.start = perf_counter_ns() + recorder.shift
+        recorder.emit(Event(event, call.start, 0, thread.name, depth, self._name, self._at, None, None, None, text))
+        thread.calls.append(call)
 
     def _stop(
-        self, event: str, text: Callable[[str, Any], str], value: object, frame: FrameType, where: str = ""
+        self,
+        event: str,
+        text: Callable[[str, Any], str] | None,
+        value: object,
+        frame: FrameType | None,
+        where: str = "",
     ) -> None:
-        recorder, thread = self._recorder, self._recorder.thread()
+        recorder = self._recorder
+        thread = recorder.thread()
         if thread.busy or not recorder.on:
             return
-        if self._pauses and not (thread.calls and thread.calls[-1].key is self._key):
+        if self._pauses and frame is not None and not (thread.calls and thread.calls[-1].key is self._key):
             self._wake(frame)  # it paused, and was woken by `throw` or `close`
-        now = recorder.now()
+        now = perf_counter_ns() + recorder.shift
         call = pop(thread.calls, self._key)
         if call is None:
             return  # it began before the watch did
         thread.busy = True
+        depth, said = len(thread.calls), ""
         try:
-            depth = len(thread.calls)
             self._follow.look(thread, call, frame if self._frames else None, depth + 1)
-            if not any(one.thing is call.thing for one in thread.calls):
+            if call.seen is not None and not any(one.thing is call.thing for one in thread.calls):
                 self._follow.objects.forget(call.thing)
-            duration, said = now - call.start, text(self._name, value)
-            recorder.emit(Event(event, recorder.now(), 0, thread.name, depth, self._name, where, duration, text=said))
-            if len(recorder.stream.buffer) >= FULL:
-                recorder.stream.write()
+            said = text(self._name, value) if text is not None else ""
+        except Exception as error:
+            recorder.excuse(thread, self._name, error)
         finally:
             thread.busy = False
+        last = perf_counter_ns() + recorder.shift
+        recorder.emit(Event(event, last, 0, thread.name, depth, self._name, where, now - call.start, None, None, said))
+        if len(recorder.stream.buffer) >= FULL:
+            recorder.stream.write()
 
 
 def _changing_lines(code: CodeType, *, every: bool) -> set[int]:

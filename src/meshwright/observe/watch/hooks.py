@@ -56,6 +56,12 @@ class Recorder:
     def now(self) -> int:
         return perf_counter_ns() + self.shift
 
+    def excuse(self, thread: Thread, name: str, error: Exception) -> None:
+        """Looking at something has failed: the program goes on, and the stream says so."""
+        self.emit(
+            Event("note", self.now(), 0, thread.name, len(thread.calls), name, text=f"not seen: {error_text(error)}")
+        )
+
 
 def place(code: CodeType, line: int | None = None) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno if line is None else line}"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 LOOKED_AT = 64  # items of a container; a change further back is seen only by its length
 _LONGEST = 96  # characters of a value in an event
@@ -20,8 +21,7 @@ PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)}
 _NOTHING = object()
 
 
-@dataclass(slots=True, frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, gc=False):
     """`old` is the value itself where it is plain, else a text of what it was; None of a name that is new."""
 
     event: str  # "set" or "del"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from meshwright.errors import InputError
 from meshwright.observe.watch import spawned
 from meshwright.observe.watch import targets as aims
-from meshwright.observe.watch.follow import Follower, Names
+from meshwright.observe.watch.follow import Follower
 from meshwright.observe.watch.hooks import CallsOnly, Hooks, Recorder
+from meshwright.observe.watch.objects import Names
 from meshwright.observe.watch.rank import rank_of_process
 from meshwright.observe.watch.stream import Stream
 from meshwright.observe.watch.wrappers import wrapper_named
