@@ -368,6 +368,17 @@ def test_two_watches_at_once(tmp_path: Path) -> None:
     assert len(read(str(tmp_path / "b.rank0.jsonl"))) == 2 + 4
 
 
+def test_watches_that_do_not_nest(tmp_path: Path) -> None:
+    first = meshwright.watch(subjects.factorial, output=tmp_path / "a").start()
+    second = meshwright.watch(subjects.factorial, output=tmp_path / "b").start()
+    first.stop()
+    assert subjects.factorial(3) == 6
+    second.stop()
+    assert subjects.factorial(3) == 6
+    assert not (tmp_path / "a.rank0.jsonl").exists()
+    assert len(read(str(tmp_path / "b.rank0.jsonl"))) == 2 + 6
+
+
 @pytest.mark.parametrize(
     ("targets", "said"),
     [

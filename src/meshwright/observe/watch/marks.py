@@ -122,28 +122,26 @@ class Snapshot:
 
     def changes(self, items: Mapping[str, object]) -> list[Change]:
         """What is different from the last time; nothing in between is remembered."""
-        ids, names = [*map(id, items.values())], [*items]
-        if ids == self._ids and names == self._names:
-            moved = [name for name, mark in self._deep.items() if not mark.same(items[name])]
-            return [self._set(name, items[name]) for name in moved]
-        found: list[Change] = []
-        marks = self._marks
-        for name, value in list(items.items()):
-            old = marks.get(name, _NOTHING)
-            if type(value) in PLAIN:
-                same = old is value or (type(old) is type(value) and old == value)
-            elif isinstance(old, Mark):
-                same = old.value_id == id(value) and (name not in self._deep or old.same(value))
-            else:
-                same = False
-            if not same:
-                found.append(self._set(name, value))
-        for name in [name for name in marks if name not in items]:
-            old = marks.pop(name)
-            self._deep.pop(name, None)
-            found.append(Change("del", name, _value(old), _text(old), None, None))
+        ids, names, marks = [*map(id, items.values())], [*items], self._marks
+        if names == self._names:
+            maybe = [] if ids == self._ids else [n for n, a, b in zip(names, ids, self._ids, strict=True) if a != b]
+            maybe += [name for name, mark in self._deep.items() if name not in maybe and not mark.same(items[name])]
+        else:
+            maybe = names
+        found = [self._set(name, items[name]) for name in maybe if not self._same(name, items[name])]
+        if names != self._names:
+            for name in [name for name in marks if name not in items]:
+                old = marks.pop(name)
+                self._deep.pop(name, None)
+                found.append(Change("del", name, _value(old), _text(old), None, None))
         self._ids, self._names = ids, names
         return found
+
+    def _same(self, name: str, value: object) -> bool:
+        old = self._marks.get(name, _NOTHING)
+        if type(value) in PLAIN:
+            return old is value or (type(old) is type(value) and old == value)
+        return isinstance(old, Mark) and old.value_id == id(value) and (name not in self._deep or old.same(value))
 
     def _set(self, name: str, value: object) -> Change:
         old = self._marks.get(name, _NOTHING)

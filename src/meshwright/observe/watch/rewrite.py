@@ -20,7 +20,7 @@ class Rewritten:
     """Functions with their old code, to be put back."""
 
     def __init__(self, make: Make) -> None:
-        self._make, self._old = make, list[tuple[FunctionType, CodeType]]()
+        self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
 
     def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType]) -> None:
         wanted = {id(code): code for code in codes}
@@ -33,7 +33,7 @@ class Rewritten:
             old = function.__code__
             new = self.rewritten(old, wanted, done)
             if new is not old:
-                self._old.append((function, old))
+                self._old.append((function, old, new))
                 function.__code__ = new
 
     def rewritten(self, code: CodeType, wanted: dict[int, CodeType], done: dict[int, CodeType]) -> CodeType:
@@ -56,8 +56,9 @@ class Rewritten:
 
     def remove(self) -> None:
         while self._old:
-            function, code = self._old.pop()
-            function.__code__ = code
+            function, old, new = self._old.pop()
+            if function.__code__ is new:  # else another watch has begun since, and stands on ours
+                function.__code__ = old
 
 
 def hooked(code: CodeType, hooks: Hooks) -> CodeType:
