@@ -205,6 +205,15 @@ for _ in range(1000):
     assert events[-1].event == "stop"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_does_not_end_the_program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.rank0.jsonl").symlink_to("/dev/full")
+    with meshwright.watch(subjects.factorial, output=tmp_path / "run"):
+        assert subjects.factorial(3) == 6
+    assert "the watch ends here: No space left" in capfd.readouterr().err
+    assert subjects.factorial(3) == 6
+
+
 def test_a_stream_that_was_cut_off_is_read(tmp_path: Path, streams: str) -> None:
     whole = Path(f"{streams}.rank0.jsonl").read_bytes()
     cut = tmp_path / "cut.rank0.jsonl"

@@ -13,9 +13,10 @@ def rank_of_process(*, surely: bool = False) -> int | None:
         return said
     processes = sys.modules.get("multiprocessing.process")
     here = processes.current_process() if processes is not None else None
-    if here is None or not (here._identity or getattr(here, "_inheriting", False)):
+    beginning = getattr(here, "_inheriting", False)  # a child that does not know its number yet
+    if here is None or not (here._identity or beginning):
         return 0
-    if not surely:
+    if not surely and (beginning or "torch.distributed" in sys.modules):
         return None
     return int(here._identity[-1]) - 1 if here._identity else 0  # children count from 1
 

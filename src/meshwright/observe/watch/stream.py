@@ -8,6 +8,7 @@ loses what was not written yet, a fifth of a second at most.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import sys
@@ -25,6 +26,7 @@ from meshwright.observe.watch.text import line_of
 
 FULL = 1 << 15  # events; then the watched thread itself writes, so that memory stays bounded
 _PAUSE = 0.2  # seconds between two writes
+_PATIENCE = 10  # seconds that a child waits for torch.distributed to say its rank
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
@@ -45,7 +47,7 @@ class Stream:
 
     def _begin(self) -> None:
         self._lock, self._writing = threading.RLock(), False
-        self._wake = threading.Event()
+        self._wake, self._decide = threading.Event(), time.monotonic() + _PATIENCE
         thread = threading.Thread(target=_write_now_and_then, args=(weakref.ref(self), self._wake), daemon=True)
         thread.name = "meshwright-watch"
         thread.start()
@@ -67,7 +69,10 @@ class Stream:
                 return
             self._writing = True
             try:
-                self._write(last or self.full())
+                self._write(last or self.full() or time.monotonic() > self._decide)
+            except OSError as error:  # a full disk is no reason to end the program
+                self._ranks = frozenset()
+                self._print(f"the watch ends here: {error.strerror or error}")
             finally:
                 self._writing = False
 
@@ -88,9 +93,10 @@ class Stream:
             self._say(batch)
             return
         if self._file is None:
-            self._file = open(self._path(), "wb", buffering=0)  # noqa: SIM115 - open until the end
+            self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
             batch.insert(0, self._mark("start", batch[0].time))
         self._file.write(msgspec.json.Encoder().encode_lines(batch))
+        self._file.flush()
 
     def _helper(self) -> bool:
         """Whether this is a process beside the one that has this rank, such as a loader of data."""
@@ -109,10 +115,14 @@ class Stream:
         return Event(event, when, self._rank or 0, "", 0, "watch", text=text)
 
     def _say(self, batch: list[Event]) -> None:
+        self._print("\n".join(map(line_of, batch)))
+
+    def _print(self, text: str) -> None:
         stderr: Any = sys.stderr
         if stderr is not None:
-            stderr.write("".join(f"{line_of(event)}\n" for event in batch))
-            stderr.flush()
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+                stderr.write(f"{text}\n")
+                stderr.flush()
 
     def close(self) -> None:
         if self._closed:
@@ -122,8 +132,9 @@ class Stream:
         self.write(last=True)
         with self._lock:
             if self._file is not None:
-                self._file.write(msgspec.json.encode(self._mark("stop", time.time_ns())) + b"\n")
-                self._file.close()
+                with contextlib.suppress(OSError):
+                    self._file.write(msgspec.json.encode(self._mark("stop", time.time_ns())) + b"\n")
+                    self._file.close()
                 self._file = None
         atexit.unregister(self.close)
 
