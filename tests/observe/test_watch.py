@@ -149,19 +149,30 @@ def test_generators_run_once(look: Look, more: dict[str, object]) -> None:
     assert [one.event for one in events] == ["run", "yield", "resume", "yield", "resume", "end"]
 
 
-def test_generators_interleave_and_close(look: Look) -> None:
+def test_generators_interleave(look: Look) -> None:
     def work() -> None:
         first, second = subjects.numbers(), subjects.numbers()
         next(first), next(second), next(first)
-        first.close()
         list(second)
 
     events = look(work, subjects.numbers)
     assert {one.depth for one in events} == {0}
-    assert [one.event for one in events] == [
-        "run", "yield", "run", "yield", "resume", "yield", "resume", "end", "resume", "yield", "resume", "end",
-    ]  # fmt: skip
-    assert [one.text for one in events if one.event == "end"] == ["closed", ""]
+    calls = ["run", "yield", "run", "yield", "resume", "yield", "resume", "yield", "resume", "end"]
+    assert [one.event for one in events[: len(calls)]] == calls
+
+
+@pytest.mark.parametrize("more", [{}, {"wrapper": "plain"}])
+def test_generators_are_closed(look: Look, more: dict[str, object]) -> None:
+    """Inside a `try`: elsewhere Python 3.13 does not run a generator again to close it."""
+
+    def work() -> None:
+        generator = subjects.echo()
+        next(generator)
+        generator.close()
+
+    events = look(work, subjects.echo, **more)
+    assert [one.event for one in events] == ["run", "yield", "resume", "end"]
+    assert events[-1].text == "closed"
 
 
 def test_generators_that_are_thrown_into_go_on(look: Look) -> None:
