@@ -195,6 +195,10 @@ def in_threads(n: int) -> None:
         thread.join()
 
 
+def refuse(why: str) -> None:
+    raise ValueError(why)
+
+
 class Loud:
     """Its repr is watched too, and must not be followed into."""
 

@@ -130,6 +130,15 @@ def test_exceptions_reach_the_program_unchanged(tmp_path: Path) -> None:
     assert sys.exc_info() == (None, None, None)
 
 
+def test_texts_that_are_no_unicode(look: Look) -> None:
+    def work() -> None:
+        with pytest.raises(ValueError, match="half"):
+            subjects.refuse("half \ud83d")
+
+    events = look(work, subjects.refuse)
+    assert [one.text for one in events] == ["", "ValueError: half ?"]
+
+
 def test_other_threads(look: Look) -> None:
     """Fault 4."""
     events = look(lambda: subjects.in_threads(3), [subjects.factorial, subjects.in_threads])

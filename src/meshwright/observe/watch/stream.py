@@ -95,7 +95,7 @@ class Stream:
         if self._file is None:
             self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
             batch.insert(0, self._mark("start", batch[0].time))
-        self._file.write(msgspec.json.Encoder().encode_lines(batch))
+        self._file.write(_lines(batch))
         self._file.flush()
 
     def _helper(self) -> bool:
@@ -151,6 +151,17 @@ class Stream:
 
     def _finalize_in_child(self) -> None:
         util.Finalize(self, self.close, exitpriority=0)  # children of multiprocessing end without atexit
+
+
+def _lines(batch: list[Event]) -> bytes:
+    encoder = msgspec.json.Encoder()
+    try:
+        return encoder.encode_lines(batch)
+    except UnicodeEncodeError:  # texts of the program with half a character
+        for event in batch:
+            event.text = event.text.encode("utf-8", "replace").decode()
+            event.thread = event.thread.encode("utf-8", "replace").decode()
+        return encoder.encode_lines(batch)
 
 
 def _write_now_and_then(stream: weakref.ref[Stream], wake: threading.Event) -> None:
