@@ -125,7 +125,10 @@ def _bytes(flat: list[Instruction], places: list[int]) -> bytes:
         extra = (places[i + 1] - places[i]) // 2 - 1 - caches
         for shift in range(extra, 0, -1):
             raw += bytes((dis.EXTENDED_ARG, one.arg >> 8 * shift & 0xFF))
-        raw += bytes((one.op, one.arg & 0xFF)) + bytes(2 * caches)
+        raw.append(one.op)
+        raw.append(one.arg & 0xFF)
+        if caches:
+            raw += bytes(2 * caches)
     return bytes(raw)
 
 
@@ -154,11 +157,15 @@ def _entry(start: int, stop: int, target: int, depth: int, lasti: bool) -> bytes
 def _lines(line: int, flat: list[Instruction], places: list[int]) -> bytes:
     """The table of positions: rows of up to 8 code units; numbers of 6-bit digits, the lowest first."""
     raw = bytearray()
-    for i, one in enumerate(flat):
-        units = (places[i + 1] - places[i]) // 2
+    i = 0
+    while i < len(flat):
+        one, j = flat[i], i + 1
+        while j < len(flat) and flat[j].position == one.position:
+            j += 1
+        units, i = (places[j] - places[i]) // 2, j
+        now, last, column, until = one.position
         while units > 0:
             here, units = min(units, 8), units - 8
-            now, last, column, until = one.position
             if now is None:
                 raw.append(128 | 15 << 3 | here - 1)
                 continue

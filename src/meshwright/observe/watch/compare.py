@@ -166,7 +166,7 @@ def lines_of(found: Comparison) -> list[str]:
     inside = f", inside {' > '.join(flow.path)}" if flow.path else ""
     thread = f" of thread {flow.thread}" if flow.thread != "MainThread" else ""
     lines += [f"ranks {a} and {b} part ways after {found.calls} equal calls{thread}{inside}:"]
-    lines += [f"    both:   {words_of(event)}" for event in flow.before]
+    lines += [f"    both:   {event.event} {event.name}" for event in flow.before]
     lines += [f"  > rank {a}: {_said(flow.left)}", f"  > rank {b}: {_said(flow.right)}"]
     return lines
 

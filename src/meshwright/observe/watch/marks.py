@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 class Mark:
     """Of something that can change and stay the same object."""
 
-    __slots__ = ("ids", "is_dict", "keys", "length", "simple", "text", "value_id", "versions")
+    __slots__ = ("counts", "ids", "is_dict", "keys", "length", "simple", "tensors", "text", "value_id", "versions")
 
     def __init__(self, value: Any) -> None:
         self.value_id, self.text = id(value), describe(value)
@@ -43,7 +44,9 @@ class Mark:
         self.length, self.ids, self.versions = _facts(value, versions=True)
         if all(one is None for one in self.versions):
             self.versions = ()
-        self.is_dict = isinstance(value, dict)
+        self.is_dict, whole = isinstance(value, dict), is_tensor(value)
+        self.tensors = [] if whole else [i for i, one in enumerate(self.versions) if one is not None]
+        self.counts = [self.versions[i] for i in self.tensors]
         self.simple = not self.versions and not isinstance(value, bytearray)  # a container without tensors
 
     def same(self, value: Any) -> bool:
@@ -56,6 +59,10 @@ class Mark:
             if self.is_dict:
                 ids += map(id, islice(value, LOOKED_AT))
             return ids == self.ids
+        if self.tensors and len(value) == self.length:  # the same items: ask only those that count their changes
+            items = list(islice(value.values() if self.is_dict else value, LOOKED_AT))
+            if [*map(id, items)] == self.ids[: len(items)]:
+                return [version(items[i], sure=True) for i in self.tensors] == self.counts
         length, ids, versions = _facts(value, versions=bool(self.versions))
         return length == self.length and ids == self.ids and versions == self.versions
 
@@ -106,8 +113,8 @@ def is_tensor(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def version(value: object) -> object:
-    if not is_tensor(value):
+def version(value: object, *, sure: bool = False) -> object:
+    if not (sure or is_tensor(value)):
         return None
     try:
         return value._version  # type: ignore[attr-defined]
@@ -122,18 +129,24 @@ def _has_memory(value: Any) -> bool:
 class Snapshot:
     """The names of one object, module or call, and what they held."""
 
-    __slots__ = ("_deep", "_ids", "_marks", "_names")
+    __slots__ = ("_deep", "_full", "_ids", "_lengths", "_marks", "_names", "_pick")
 
     def __init__(self, items: Mapping[str, object]) -> None:
         self._marks: dict[str, object] = {}
         self._ids: list[int] = []
         self._names: list[str] = []
         self._deep: dict[str, Mark] = {}
+        self._full: list[str] = []  # of `_deep`, those that a length does not settle
+        self._pick: Callable[[list[object]], tuple[object, ...]] | None = None  # the containers without tensors
+        self._lengths: list[int] = []
         self.changes(items)
 
     def changes(self, items: Mapping[str, object]) -> list[Change]:
         """What is different from the last time; nothing in between is remembered."""
-        ids, names, marks = [*map(id, items.values())], [*items], self._marks
+        values, names, marks = [*items.values()], [*items], self._marks
+        ids = [*map(id, values)]
+        if names == self._names and ids == self._ids and not self._moved(values, items):
+            return []  # the usual case
         if names == self._names:
             maybe = [] if ids == self._ids else [n for n, a, b in zip(names, ids, self._ids, strict=True) if a != b]
             maybe += [name for name, mark in self._deep.items() if name not in maybe and not mark.same(items[name])]
@@ -146,7 +159,17 @@ class Snapshot:
                 self._deep.pop(name, None)
                 found.append(Change("del", name, _value(old), _text(old), None, None))
         self._ids, self._names = ids, names
+        simple = [i for i, name in enumerate(names) if name in self._deep and self._deep[name].simple]
+        self._pick = itemgetter(*simple, simple[0]) if simple else None  # twice the first: always a tuple
+        self._lengths = [*map(len, self._pick(values))] if self._pick else []  # type: ignore[arg-type]
+        self._full = [name for name, mark in self._deep.items() if not mark.simple or mark.length]
         return found
+
+    def _moved(self, values: list[object], items: Mapping[str, object]) -> bool:
+        """Whether something changed that is the same object as before."""
+        if self._pick is not None and [*map(len, self._pick(values))] != self._lengths:  # type: ignore[arg-type]
+            return True
+        return any(not self._deep[name].same(items[name]) for name in self._full)
 
     def _same(self, name: str, value: object) -> bool:
         old = self._marks.get(name, _NOTHING)

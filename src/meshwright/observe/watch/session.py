@@ -63,8 +63,8 @@ class Watch:
             raise InputError("has been started already", field="watch")
         found = [aims.resolve(one) for one in self._targets]  # mistakes are the same on every rank
         if self.wanted():
-            for one in found:
-                self.backend().install(one.functions, one.codes)
+            functions = [function for one in found for function in one.functions]
+            self.backend().install(functions, [code for one in found for code in one.codes])
         return self
 
     def add(self, target: aims.Target, found: aims.Found) -> None:
