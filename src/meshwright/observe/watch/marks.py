@@ -161,7 +161,7 @@ class Snapshot:
         self._ids, self._names = ids, names
         simple = [i for i, name in enumerate(names) if name in self._deep and self._deep[name].simple]
         self._pick = itemgetter(*simple, simple[0]) if simple else None  # twice the first: always a tuple
-        self._lengths = [*map(len, self._pick(values))] if self._pick else []  # type: ignore[arg-type]
+        self._lengths = [*map(len, self._pick(values))] if self._pick else []
         self._full = [name for name, mark in self._deep.items() if not mark.simple or mark.length]
         return found
 
