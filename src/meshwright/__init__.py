@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
     from meshwright.export.contract import Exported
+    from meshwright.observe.watch.session import Watch
 
 
 def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright") -> Estimate:
@@ -62,6 +64,36 @@ def train(
     from meshwright.run.front import train as run  # torch only when it is needed
 
     return run(plan, data, steps=steps, tell=tell, **options)
+
+
+def watch(
+    targets: Any,
+    *,
+    attributes: Any = False,
+    locals: Any = False,  # noqa: A002
+    globals: Any = False,  # noqa: A002
+    ranks: Iterable[int] | None = None,
+    wrapper: Any = None,
+    output: str | PathLike[str] | None = None,
+) -> Watch:
+    """Follow calls, exceptions and what changes inside targets: `with meshwright.watch("train:Trainer"): ...`
+
+    Targets are 'pkg.module', 'pkg.module:Class', 'pkg.module:Class.method' or 'pkg.module:function', or the things
+    themselves. `attributes`, `locals` and `globals` are True, or names with *; `wrapper` is 'plain', 'tensor', 'memory' or
+    a class of your own. Each rank writes to `output`.rankN.jsonl; without an output, text goes to standard error.
+
+    >>> import json, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with watch("json:dumps", output=os.path.join(folder, "run")):
+    ...         text = json.dumps([1])
+    ...     os.listdir(folder)
+    ['run.rank0.jsonl']
+    """
+    from meshwright.observe.watch.session import Watch  # only when it is needed
+
+    return Watch(
+        targets, attributes=attributes, locals=locals, globals=globals, ranks=ranks, wrapper=wrapper, output=output
+    )
 
 
 class _PlanRoom(ModuleType):
@@ -103,5 +135,5 @@ sys.modules["meshwright.export"].__class__ = _ExportRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "export", "train",
+    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "export", "train", "watch",
 ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""What happened: traces of ranks, and what they say."""
+"""What happened? Traces of profilers, and a live watch inside a program."""

@@ -1,0 +1,1 @@
+"""A live watch: which calls run and what they change, one stream of events per rank."""

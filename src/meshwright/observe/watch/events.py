@@ -1,0 +1,107 @@
+"""Events of a watch, one JSON object per line, and how streams of several ranks are read as one."""
+
+from __future__ import annotations
+
+import glob
+import heapq
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from meshwright.errors import InputError
+
+
+class Event(msgspec.Struct, gc=False, omit_defaults=True):
+    """`event` is one of start, run, end, yield, resume, raise, set, del, note, stop."""
+
+    event: str
+    time: int  # nanoseconds since 1970
+    rank: int
+    thread: str
+    depth: int  # calls around it
+    name: str
+    at: str = ""  # file:line
+    duration: int | None = None  # nanoseconds since its run or resume
+    old: str | None = None
+    new: str | None = None
+    text: str = ""  # what the wrapper, or an exception, says
+
+
+def json_of(event: Event) -> str:
+    return msgspec.json.encode(event).decode()
+
+
+def stream_path(name: str, rank: int) -> str:
+    """
+    >>> stream_path("run", 3)
+    'run.rank3.jsonl'
+    """
+    return f"{name}.rank{rank}.jsonl"
+
+
+def find(words: Sequence[str]) -> list[str]:
+    """Files that were named; a name that is no file stands for all streams NAME.rank*.jsonl."""
+    found: list[str] = []
+    for word in words:
+        streams = (
+            [word] if os.path.isfile(word) else sorted(glob.glob(f"{glob.escape(word)}.rank*.jsonl"), key=_natural)
+        )
+        if not streams:
+            raise InputError(f"no such file, and no '{word}.rank*.jsonl'", field=word)
+        found += [stream for stream in streams if stream not in found]
+    return found
+
+
+def _natural(path: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+
+
+def read(path: str) -> list[Event]:
+    """Events of one stream; a last line that was cut off by the end of its process is left out."""
+    decoder = msgspec.json.Decoder(Event)
+    with open(path, "rb") as file:
+        lines = file.read().split(b"\n")
+    events = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            events.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if number == len(lines):
+                break
+            raise InputError(f"is no event of a watch: {error}", file=path, line=number, column=1) from None
+    if not events:
+        raise InputError("holds no events", file=path)
+    return events
+
+
+def merged(paths: Iterable[str]) -> list[Event]:
+    """All streams by time; within one stream nothing changes places.
+
+    A process that only started the ranks, and has the number of one of them because nobody gave it another, becomes -1.
+    """
+    streams = [read(path) for path in paths]
+    ranks: dict[int, set[int]] = {}  # process -> ranks of the processes that it started
+    for events in streams:
+        if family := _family(events[0]):
+            ranks.setdefault(family[1], set()).add(events[0].rank)
+    for events in streams:
+        family = _family(events[0])
+        if family and events[0].rank in ranks.get(family[0], ()) and not _has_helpers(streams, family[0]):
+            for event in events:
+                event.rank = -1
+    return list(heapq.merge(*streams, key=lambda event: event.time))
+
+
+def _family(start: Event) -> tuple[int, int] | None:
+    found = re.match(r"pid (\d+), parent (\d+)", start.text) if start.event == "start" else None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _has_helpers(streams: list[list[Event]], process: int) -> bool:
+    """Whether processes that it started say that they help its rank: their threads carry the process's name."""
+    mine = [events for events in streams if (family := _family(events[0])) and family[1] == process]
+    return any("/" in event.thread for events in mine for event in events[1:2])

@@ -1,0 +1,33 @@
+"""Watch something and give back what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import meshwright
+from meshwright.observe.watch.events import Event, read
+
+Look = Callable[..., list[Event]]
+
+
+def look_in(folder: Path) -> Look:
+    def look(work: Callable[[], object], targets: Any, **options: Any) -> list[Event]:
+        with meshwright.watch(targets, output=folder / "run", **options):
+            work()
+        path = folder / "run.rank0.jsonl"
+        return read(str(path))[1:-1] if path.exists() else []
+
+    return look
+
+
+def short(events: list[Event]) -> list[str]:
+    """'  set Counter.count 1 -> 2': indent, event, name, values."""
+    return [
+        "  " * one.depth
+        + f"{one.event} {one.name}"
+        + (f" {one.old} -> {one.new}" if one.event == "set" else "")
+        + (f" {one.text}" if one.text else "")
+        for one in events
+    ]

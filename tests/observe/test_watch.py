@@ -1,0 +1,444 @@
+"""The watch says what happens: calls, changes, exceptions, generators, threads; and what peers are known to miss."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright.errors import InputError
+from meshwright.observe.watch.events import read
+from tests.observe import subjects
+from tests.observe.seen import Look, look_in, short
+from tests.observe.subjects import Child, Counter, Slotted, Table
+
+HERE = "tests.observe.subjects"
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    return look_in(tmp_path)
+
+
+def test_calls_nest_and_take_time(look: Look) -> None:
+    events = look(lambda: subjects.factorial(3), f"{HERE}:factorial")
+    assert short(events) == [
+        "run factorial", "  run factorial", "    run factorial",
+        "    end factorial", "  end factorial", "end factorial",
+    ]  # fmt: skip
+    times = [one.time for one in events]
+    assert times == sorted(times)
+    outer, inner = events[-1], events[-2]
+    assert outer.duration == events[-1].time - events[0].time
+    assert inner.duration is not None
+    assert 0 < inner.duration < outer.duration
+    assert abs(times[0] - time.time_ns()) < 60e9
+    source = Path(subjects.__file__).read_text().splitlines()
+    assert source[int(events[0].at.rpartition(":")[2]) - 1].startswith("def factorial")
+
+
+def test_a_change_on_the_last_line_is_inside_its_call(look: Look) -> None:
+    """Fault 1: also of `__init__`, whose values must not appear in the next method."""
+
+    def work() -> None:
+        counter = Counter(1)
+        counter.last()
+        counter.nothing()
+
+    assert short(look(work, Counter, attributes=True)) == [
+        "run Counter.__init__", "  set Counter.count None -> 1", "  set Counter.items None -> []", "end Counter.__init__",
+        "run Counter.last", "  set Counter.count 1 -> 100", "end Counter.last",
+        "run Counter.nothing", "end Counter.nothing",
+    ]  # fmt: skip
+
+
+def test_a_change_is_said_once_and_where_it_happened(look: Look) -> None:
+    counter = Counter(1)
+    events = look(counter.outer, Counter, attributes=["count"])
+    assert short(events) == [
+        "run Counter.outer", "  run Counter.last", "    set Counter.count 1 -> 100", "  end Counter.last",
+        "  set Counter.count 100 -> 7", "end Counter.outer",
+    ]  # fmt: skip
+    source = Path(subjects.__file__).read_text().splitlines()
+    lines = [source[int(one.at.rpartition(":")[2]) - 1].strip() for one in events if one.event == "set"]
+    assert lines == ["self.count = 100", "self.count = 7"]
+
+
+def test_changes_from_outside_are_said_before_the_call(look: Look) -> None:
+    def work() -> None:
+        counter = Counter(1)
+        counter.count = 5
+        counter.nothing()
+
+    found = short(look(work, f"{HERE}:Counter.nothing", attributes=True))
+    assert found == ["run Counter.nothing", "end Counter.nothing"]  # never seen before: nothing to compare with
+    found = short(look(work, Counter, attributes=["count"]))
+    assert found[3:] == ["set Counter.count 1 -> 5 before this call", "run Counter.nothing", "end Counter.nothing"]
+
+
+def test_items_of_lists_and_dicts(look: Look) -> None:
+    """Fault 2: changes that leave the length as it is."""
+
+    def work() -> None:
+        counter = Counter(0)
+        counter.keep(4)
+        counter.keep(5)
+        counter.replace(6)
+        table = Table()
+        table.change()
+        table.rename()
+
+    found = [line for line in short(look(work, [Counter, Table], attributes=["items", "rows"])) if " set " in line]
+    assert found == [
+        "  set Counter.items None -> []",
+        "  set Counter.items [] -> list of 1, [0] = 4",
+        "  set Counter.items [4] -> list of 2, [1] = 5",
+        "  set Counter.items [4, 5] -> list of 2, [0] = 6",
+        "  set Table.rows None -> {'a': 1, 'b': 2}",
+        "  set Table.rows {'a': 1, 'b': 2} -> dict of 2, ['a'] = 10",
+        "  set Table.rows {'a': 10, 'b': 2} -> dict of 1, no ['b']",
+        "  set Table.rows {'a': 10} -> dict of 2, ['c'] = 3",
+    ]
+
+
+def test_exceptions_are_raises(look: Look) -> None:
+    """Fault 3: not an `end` with None."""
+    events = look(Counter(1).saved, Counter, attributes=True)
+    assert short(events) == [
+        "run Counter.saved", "  run Counter.fail", "    set Counter.count 1 -> -1",
+        "  raise Counter.fail ValueError: count is bad", "end Counter.saved",
+    ]  # fmt: skip
+    assert short(look(Counter(1).saved, Counter))[2] == "  raise Counter.fail ValueError: count is bad"
+
+
+def test_exceptions_reach_the_program_unchanged(tmp_path: Path) -> None:
+    with (
+        meshwright.watch(Counter, attributes=True, output=tmp_path / "run"),
+        pytest.raises(ValueError, match="bad") as seen,
+    ):
+        Counter(1).fail()
+    names = [entry.name for entry in seen.traceback]
+    assert names[-1] == "fail"
+    source = Path(subjects.__file__).read_text().splitlines()
+    assert "raise ValueError" in source[seen.traceback[-1].lineno]
+    assert sys.exc_info() == (None, None, None)
+
+
+def test_texts_that_are_no_unicode(look: Look) -> None:
+    def work() -> None:
+        with pytest.raises(ValueError, match="half"):
+            subjects.refuse("half \ud83d")
+
+    events = look(work, subjects.refuse)
+    assert [one.text for one in events] == ["", "ValueError: half ?"]
+
+
+def test_other_threads(look: Look) -> None:
+    """Fault 4."""
+    events = look(lambda: subjects.in_threads(3), [subjects.factorial, subjects.in_threads])
+    by_thread: dict[str, list[str]] = {}
+    for one, line in zip(events, short(events), strict=True):
+        by_thread.setdefault(one.thread, []).append(line)
+    assert by_thread.pop("MainThread") == ["run in_threads", "end in_threads"]
+    assert by_thread == {
+        f"worker-{i}": ["run factorial", "  run factorial", "  end factorial", "end factorial"] for i in range(3)
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"attributes": True}, {"wrapper": "plain"}])
+def test_generators_run_once(look: Look, more: dict[str, object]) -> None:
+    """Fault 5: yields are no new calls."""
+    events = look(lambda: list(subjects.numbers()), f"{HERE}:numbers", **more)
+    assert [one.event for one in events] == ["run", "yield", "resume", "yield", "resume", "end"]
+
+
+def test_generators_interleave(look: Look) -> None:
+    def work() -> None:
+        first, second = subjects.numbers(), subjects.numbers()
+        next(first), next(second), next(first)
+        list(second)
+
+    events = look(work, subjects.numbers)
+    assert {one.depth for one in events} == {0}
+    calls = ["run", "yield", "run", "yield", "resume", "yield", "resume", "yield", "resume", "end"]
+    assert [one.event for one in events[: len(calls)]] == calls
+
+
+@pytest.mark.parametrize("more", [{}, {"wrapper": "plain"}])
+def test_generators_are_closed(look: Look, more: dict[str, object]) -> None:
+    """Inside a `try`: elsewhere Python 3.13 does not run a generator again to close it."""
+
+    def work() -> None:
+        generator = subjects.echo()
+        next(generator)
+        generator.close()
+
+    events = look(work, subjects.echo, **more)
+    assert [one.event for one in events] == ["run", "yield", "resume", "end"]
+    assert events[-1].text == "closed"
+
+
+def test_generators_that_are_thrown_into_go_on(look: Look) -> None:
+    heard = []
+
+    def work() -> None:
+        generator = subjects.echo()
+        next(generator)
+        heard.append(generator.send("hello"))
+        heard.append(generator.throw(KeyError("x")))
+        heard.append(generator.send("again"))
+        with pytest.raises(ValueError, match="y"):
+            generator.throw(ValueError("y"))
+
+    events = look(work, f"{HERE}:echo", locals=True)
+    assert heard == ["heard hello", "heard error 'x'", "heard again"]
+    calls = [one.event for one in events if one.event not in ("set", "del")]
+    assert calls == ["run", *["yield", "resume"] * 4, "raise"]
+
+
+def test_generator_methods_see_their_object(look: Look) -> None:
+    found = short(look(lambda: list(Counter(1).each(1)), f"{HERE}:Counter.each", attributes=True))
+    assert found[-2:] == ["  set Counter.count 1 -> 55", "end Counter.each"]
+
+
+def test_context_managers_pass_exceptions(look: Look) -> None:
+    def work() -> None:
+        with pytest.raises(ZeroDivisionError), subjects.guarded():
+            _ = 1 / 0
+
+    found = short(look(work, [f"{HERE}:guarded", f"{HERE}:factorial"]))
+    assert found[-1] == "raise guarded ZeroDivisionError: division by zero"
+    assert len([line for line in found if "run guarded" in line]) == 1
+
+
+def test_coroutines(look: Look) -> None:
+    answer = []
+    events = look(
+        lambda: answer.append(asyncio.run(subjects.gather())), [subjects.gather, subjects.wait], wrapper="plain"
+    )
+    assert answer == [[1, 2]]
+    waits = [one.event for one in events if one.name == "wait"]
+    assert waits.count("run") == waits.count("end") == 2
+    assert waits.count("yield") == waits.count("resume") == 2
+    assert sorted(one.text for one in events if one.name == "wait" and one.event == "end") == ["-> 1", "-> 2"]
+
+
+def test_no_signal_handlers_and_nothing_on_the_terminal(look: Look, capfd: pytest.CaptureFixture[str]) -> None:
+    """Faults 8 and 10."""
+    before = {one: signal.getsignal(one) for one in signal.valid_signals()}
+
+    def work() -> None:
+        assert {one: signal.getsignal(one) for one in signal.valid_signals()} == before
+        subjects.factorial(2)
+
+    assert len(look(work, subjects.factorial)) == 4
+    assert capfd.readouterr() == ("", "")
+
+
+def test_events_are_written_while_the_program_runs(tmp_path: Path) -> None:
+    """Fault 7: not held until the end."""
+    with meshwright.watch(subjects.factorial, output=tmp_path / "run"):
+        subjects.factorial(1)
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "run.rank0.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [one.event for one in read(str(tmp_path / "run.rank0.jsonl"))] == ["start", "run", "end"]
+
+
+def test_memory_is_bounded_and_nothing_is_lost(look: Look) -> None:
+    from meshwright.observe.watch.stream import FULL
+
+    calls = FULL + 7
+    events = look(lambda: [subjects.factorial(1) for _ in range(calls)], subjects.factorial)
+    assert len(events) == 2 * calls
+
+
+def test_properties_class_and_static_methods(look: Look) -> None:
+    def work() -> None:
+        made = Counter.make()
+        assert (made.double, made.twice(4)) == (2, 8)
+
+    found = short(look(work, f"{HERE}:Counter", attributes=["count"]))
+    assert found == [
+        "run Counter.make", "  run Counter.__init__", "    set Counter.count None -> 1", "  end Counter.__init__",
+        "end Counter.make", "run Counter.double", "end Counter.double", "run Counter.twice", "end Counter.twice",
+    ]  # fmt: skip
+
+
+def test_slots(look: Look) -> None:
+    def work() -> None:
+        thing = Slotted()
+        thing.grow()
+        thing.shrink()
+
+    found = [line.strip() for line in short(look(work, Slotted, attributes=True)) if "set" in line or "del" in line]
+    assert found == [
+        "set Slotted.x None -> 1", "set Slotted._Slotted__hidden None -> 2", "set Slotted.y None -> 5",
+        "set Slotted.x 1 -> 2", "del Slotted.y",
+    ]  # fmt: skip
+
+
+def test_deleted_attributes(look: Look) -> None:
+    events = look(Counter(4).remove, Counter, attributes=True)
+    assert [(one.event, one.name, one.old) for one in events][1] == ("del", "Counter.count", "4")
+
+
+def test_inherited_and_overridden_methods(look: Look) -> None:
+    def work() -> None:
+        Child(1).add(2)
+
+    assert short(look(work, f"{HERE}:Counter.add", attributes=True)) == [
+        "run Counter.add", "  set Child.count 1 -> 21", "end Counter.add",
+    ]  # fmt: skip
+    assert short(look(work, f"{HERE}:Child")) == ["run Child.add", "end Child.add"]
+    assert short(look(lambda: Child(1).keep(1), f"{HERE}:Child.keep")) == ["run Counter.keep", "end Counter.keep"]
+
+
+@pytest.mark.parametrize("name", ["shouted", "asked", "remembered"])
+def test_decorated_functions(look: Look, name: str) -> None:
+    subjects.remembered.cache_clear()
+    work = lambda: getattr(subjects, name)(1)  # noqa: E731
+    assert f"run {name}" in [line.strip() for line in short(look(work, f"{HERE}:{name}"))]
+
+
+def test_functions_inside_functions(look: Look) -> None:
+    def work() -> None:
+        assert subjects.ADDER(1) == 11  # made before the watch began
+        assert subjects.outside(2)(3) == 5
+
+    names = [one.name for one in look(work, f"{HERE}:outside") if one.event == "run"]
+    assert names == ["outside.<locals>.inside", "outside", "outside.<locals>.inside"]
+    names = [one.name for one in look(work, f"{HERE}:outside.<locals>.inside") if one.event == "run"]
+    assert names == ["outside.<locals>.inside"] * 2
+
+
+def test_a_whole_module_leaves_others_alone(look: Look) -> None:
+    names = {one.name for one in look(lambda: subjects.in_threads(1), HERE)}
+    assert names == {"in_threads", "factorial"}
+    assert {one.name for one in look(lambda: subjects.factorial(2), subjects)} == {"factorial"}
+
+
+def test_locals_and_globals(look: Look) -> None:
+    found = short(look(lambda: subjects.local_changes(3), subjects.local_changes, locals=["total"]))
+    assert [line.strip() for line in found if "set" in line] == [
+        "set total None -> 0", "set total 0 -> 1", "set total 1 -> 3",
+    ]  # fmt: skip
+    before = subjects.LIMIT
+    found = short(look(lambda: subjects.set_limit(before + 1), subjects.set_limit, globals=["LIM*"]))
+    assert found[1] == f"  set global LIMIT {before} -> {before + 1}"
+
+
+def test_everything_is_put_back(look: Look) -> None:
+    codes = {name: value.__code__ for name, value in vars(Counter).items() if hasattr(value, "__code__")}
+    look(lambda: Counter(1).add(1), Counter, attributes=True)
+    assert {name: vars(Counter)[name].__code__ for name in codes} == codes
+
+
+def test_nothing_is_kept_alive(tmp_path: Path) -> None:
+    import weakref
+
+    with meshwright.watch([Counter, subjects.takes], attributes=True, locals=True, output=tmp_path / "run"):
+        counter = Counter(1)
+        subjects.takes(counter)
+        gone = weakref.ref(counter)
+        del counter
+        gc.collect()
+        assert gone() is None
+
+
+def test_our_own_looking_is_not_watched(look: Look) -> None:
+    class Shows:
+        def call(self, name: str, frame: object) -> str:
+            return repr(subjects.Loud())
+
+    found = short(look(lambda: subjects.takes(1), HERE, wrapper=Shows))
+    assert found == ["run takes Loud(6)", "end takes"]
+
+
+def test_objects_that_cannot_be_looked_at(look: Look) -> None:
+    class Strange:
+        def __getattribute__(self, name: str) -> object:
+            if name == "__dict__":
+                raise RuntimeError("keep out")
+            return super().__getattribute__(name)
+
+        def work(self) -> str:
+            self.x = 1
+            return "done"
+
+    answer = []
+    events = look(lambda: answer.append(Strange().work()), Strange.work, attributes=True)
+    assert answer == ["done"]
+    assert "not seen: RuntimeError: keep out" in {one.text for one in events}
+    assert [one.event for one in events if one.event != "note"] == ["run", "end"]
+
+
+def test_two_watches_at_once(tmp_path: Path) -> None:
+    with meshwright.watch(subjects.factorial, output=tmp_path / "a"):
+        with meshwright.watch(subjects.factorial, attributes=True, output=tmp_path / "b"):
+            assert subjects.factorial(2) == 2
+        subjects.factorial(1)
+    assert len(read(str(tmp_path / "a.rank0.jsonl"))) == 2 + 4 + 2
+    assert len(read(str(tmp_path / "b.rank0.jsonl"))) == 2 + 4
+
+
+def test_watches_that_do_not_nest(tmp_path: Path) -> None:
+    first = meshwright.watch(subjects.factorial, output=tmp_path / "a").start()
+    second = meshwright.watch(subjects.factorial, output=tmp_path / "b").start()
+    first.stop()
+    assert subjects.factorial(3) == 6
+    second.stop()
+    assert subjects.factorial(3) == 6
+    assert not (tmp_path / "a.rank0.jsonl").exists()
+    assert len(read(str(tmp_path / "b.rank0.jsonl"))) == 2 + 6
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (f"{HERE}:Countr", "there is no 'Countr'"),
+        (f"{HERE}:Counter.ad", "did you mean Counter.add"),
+        (f"{HERE}:LIMIT", "no Python code"),
+        ("no_such_module_anywhere:x", "cannot be imported"),
+        ("json:", "names nothing"),
+        (len, "no Python code to watch"),
+        (3, "no Python code to watch"),
+        ("errno", "defines no Python functions"),
+    ],
+)
+def test_targets_that_are_not_there(targets: object, said: str) -> None:
+    with pytest.raises(InputError, match=said), meshwright.watch(targets):
+        pass
+
+
+def test_the_message_names_what_is_there() -> None:
+    with pytest.raises(InputError) as seen, meshwright.watch(f"{HERE}:Countr"):
+        pass
+    assert "Counter.add" in seen.value.valid
+    assert "did you mean Counter" in str(seen.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ranks": [-1]}, "ranks"),
+        ({"ranks": 1}, "ranks"),
+        ({"ranks": []}, "ranks"),
+        ({"attributes": 3}, "attributes"),
+        ({"locals": [""]}, "locals"),
+        ({"wrapper": "tensors"}, "wrapper"),
+        ({"wrapper": "json:nothing"}, "wrapper"),
+        ({"wrapper": object()}, "wrapper"),
+        ({"output": "/no/such/folder/run"}, "output"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], field: str) -> None:
+    with pytest.raises(InputError) as seen:
+        meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
+    assert seen.value.field == field
