@@ -6,6 +6,7 @@ Such a child first reads what its parent prepared for it. While a watch is on, t
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing import spawn
 from typing import Any
@@ -39,8 +40,9 @@ def _prepared(name: str) -> dict[str, Any]:
 def _picklable(options: dict[str, Any]) -> dict[str, Any]:
     try:
         pickle.dumps(options["wrapper"])
-    except Exception:
-        return options | {"wrapper": None}  # a class of the moment: the child goes without its words
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class of the moment, as pickle says it
+        warnings.warn(f"processes that are spawned are watched without the wrapper: {error}", stacklevel=2)
+        return options | {"wrapper": None}
     return options
 
 
