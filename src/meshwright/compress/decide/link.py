@@ -39,12 +39,12 @@ def measured(wire: Wire, cores: float, submit: Submit) -> Link:
     """All processes at once; takes about a second, on slow links a few."""
     if wire.size == 1:
         return Link(Cost(0.0), Cost(0.0))
-    size = probe_size(wire, submit)
+    size = _long_enough(wire, submit)
     messages = _fitted(wire, size, cores, submit)
     return Link(messages, messages)  # exact sums are messages, too
 
 
-def probe_size(wire: Wire, submit: Submit) -> int:
+def _long_enough(wire: Wire, submit: Submit) -> int:
     """Bytes that keep the link for long enough to tell how fast it is."""
     _seen(wire, _SMALL, submit)
     for size in _SIZES:
@@ -54,7 +54,7 @@ def probe_size(wire: Wire, submit: Submit) -> int:
 
 
 def probe_of(link: Link) -> int:
-    """The same for a link whose speed is about known; no less than shaped links let through at once.
+    """Bytes that tell how fast a link of about this speed is; no less than shaped links let through at once.
 
     >>> from meshwright.compress.decide.facts import Cost
     >>> [probe_of(Link(Cost(8e-6 / mbit), Cost(0.0))) for mbit in (10, 200, 100_000)]

@@ -23,7 +23,7 @@ from torch.futures import Future
 from meshwright.compress.decide.choose import Decision, decide, priced, single, steps_of
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
-from meshwright.compress.decide.link import Submit, measured, neighbours, probe_of, probe_size, probed, told
+from meshwright.compress.decide.link import Submit, measured, neighbours, probe_of, probed, told
 from meshwright.compress.decide.pipeline import Strand, Times
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.bucket import Gradients
@@ -71,10 +71,8 @@ class Pilot:
         self._pace = 1.0  # of the worker, against rehearsals
         self._priced: dict[tuple[Way, Any], list[Strand]] = {}  # at that pace
         self._drag = 1.0  # of steps, against simulations: what else runs on this machine
-        self._probe, self._unprobed = (
-            probe_size(wire, submit) if wire.size > 1 else 0,
-            0.0,
-        )  # bytes; seconds since the last one
+        self._probe = probe_of(self.link) if wire.size > 1 else 0  # bytes
+        self._unprobed = 0.0  # seconds since the last one
         self._due, self._votes_taken = _FIRST, 0
         self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
         self._layout: tuple[Gradients, ...] = ()  # of the last step
