@@ -19,6 +19,8 @@ from torch.distributed import distributed_c10d
 
 from meshwright.errors import MeshwrightError
 
+LINGERS = 0.2  # seconds within which a process that is being ended has closed all its sockets
+
 
 class PeerLost(MeshwrightError):
     """A process died, hung, or sent something that cannot be read; names it and the bucket of gradients."""
@@ -126,16 +128,23 @@ def blamed(accounts: dict[int, Fault], rank: int) -> Fault:
 
 
 def _answers(store: Any, seconds: float) -> bool:
-    """Whether who holds a store is still there: PyTorch, asked for something of one that is gone, writes pages of frames."""
+    """Whether who holds a store is still there: PyTorch, asked for something of one that is gone, writes pages of frames.
+
+    A process that was killed closes its sockets one after the other. One that still takes a connection may be about to go,
+    and then breaks it at once; one that lives says nothing before it is asked.
+    """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not getattr(store, "host", ""):
         return True  # no store of the network
     try:
-        socket.create_connection((store.host, store.port), seconds).close()
+        with socket.create_connection((store.host, store.port), seconds) as connection:
+            connection.settimeout(LINGERS)
+            return bool(connection.recv(1))
+    except TimeoutError:
+        return True
     except OSError:
         return False
-    return True
 
 
 def default_store() -> Any:
