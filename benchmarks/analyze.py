@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from meshwright.observe.breakdown import breakdown
-from meshwright.observe.communication import communicates
-from meshwright.observe.kernels import kernel_table
+from meshwright.observe.rank.breakdown import breakdown
+from meshwright.observe.rank.communication import communicates
+from meshwright.observe.rank.kernels import kernel_table
 from meshwright.observe.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.observe.breakdown import breakdown
-from meshwright.observe.communication import communicates
-from meshwright.observe.intervals import length, union
-from meshwright.observe.kernels import kernel_table
+from meshwright.observe.rank.breakdown import breakdown
+from meshwright.observe.rank.communication import communicates
+from meshwright.observe.rank.intervals import length, union
+from meshwright.observe.rank.kernels import kernel_table
 from meshwright.observe.traces import Category, Trace
 from tests.observe.traces_as_text import SCANNERS, read_text
 

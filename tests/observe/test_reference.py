@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.observe.breakdown import Device, breakdown
-from meshwright.observe.memory import device_peak
-from meshwright.observe.steps import host_steps
+from meshwright.observe.rank.breakdown import Device, breakdown
+from meshwright.observe.rank.memory import device_peak
+from meshwright.observe.rank.steps import host_steps
 from meshwright.observe.traces import NONE, Category, Trace, read_trace
 from tests.conftest import ROOT
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.communication import COMMUNICATION, communication_kernels
-from meshwright.observe.intervals import length
-from meshwright.observe.steps import Membership, Span, host_steps, steps_of
+from meshwright.observe.rank.communication import COMMUNICATION, communication_kernels
+from meshwright.observe.rank.intervals import length
+from meshwright.observe.rank.steps import Membership, Span, host_steps, steps_of
 from meshwright.observe.traces import Category, Trace
 
 COMPUTE, COMMUNICATES, COPIES = 0, 1, 2

@@ -1,0 +1,1 @@
+"""One rank's trace: where its time and memory went."""

@@ -1,0 +1,1 @@
+"""What was found, told: words for a terminal, pages, tables, timelines."""
