@@ -108,9 +108,9 @@ def analyze(
 ) -> Analysis:
     """What profiler traces of a job say: folders or files of `torch.profiler`, of any number of ranks.
 
-    They are read by `workers` processes (one per core), or by the nodes of the cluster of Ray at an address. What was read
-    is kept next to each trace as Parquet, unless `cache` is False. With a plan, what it promised stands beside what was seen.
-    `tell` gets how many files are done, and of how many.
+    They are read by `workers` processes (one per core), or by the nodes of the cluster of Ray at an address. Columns are
+    kept next to each trace as Parquet, unless `cache` is False. With a plan, what it promised stands beside what was
+    seen. `tell` gets how many files are done, and of how many.
 
     >>> found = analyze("tests/data/traces/param/dlrm_8rank", cache=False)
     >>> len(found.ranks), found.ranks[3].device_name

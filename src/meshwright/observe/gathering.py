@@ -72,7 +72,7 @@ def _size(file: Path) -> int:
 
 
 def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:
-    """The largest first, so that none is left alone at the end. When a process dies, files go one by one to find which did it."""
+    """The largest first, so that none is left alone at the end. If a process dies, files go one by one to find the cause."""
     # A server that has all modules: each worker is then a copy of it, in a hundredth of a second.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
