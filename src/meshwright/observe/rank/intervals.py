@@ -31,3 +31,29 @@ def length(starts: Ints, ends: Ints) -> int:
     """
     merged = union(starts, ends)
     return int((merged[1] - merged[0]).sum())
+
+
+def before(merged: tuple[Ints, Ints], times: Ints) -> Ints:
+    """How much of disjoint, sorted intervals lies before each time.
+
+    >>> before((np.array([0, 5]), np.array([4, 6])), np.array([-1, 2, 4, 9])).tolist()
+    [0, 2, 4, 5]
+    """
+    starts, ends = merged
+    whole = np.append(0, np.cumsum(ends - starts))
+    at = np.searchsorted(starts, times, side="right")
+    inside = np.minimum(times, ends[at - 1]) - starts[at - 1] if len(starts) else np.zeros_like(times)
+    return np.where(at > 0, whole[np.maximum(at - 1, 0)] + inside, 0)
+
+
+def gaps(merged: tuple[Ints, Ints], start: int, end: int) -> tuple[Ints, Ints]:
+    """What [start, end) has beside disjoint, sorted intervals.
+
+    >>> starts, ends = gaps((np.array([0, 5]), np.array([4, 6])), 2, 9)
+    >>> starts.tolist(), ends.tolist()
+    ([4, 6], [5, 9])
+    """
+    begins = np.maximum(np.append(start, merged[1]), start)
+    stops = np.minimum(np.append(merged[0], end), end)
+    keep = stops > begins
+    return begins[keep], stops[keep]

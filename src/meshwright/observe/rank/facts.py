@@ -1,0 +1,98 @@
+"""Everything that is kept of one rank: small enough that a thousand ranks fit into memory, enough for every question.
+
+A worker process reads a trace, takes these facts and forgets the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.rank.breakdown import Breakdown, breakdown
+from meshwright.observe.rank.calls import Calls, calls_of
+from meshwright.observe.rank.classes import CLASSES, classes_of
+from meshwright.observe.rank.kernels import Kernel, kernel_table
+from meshwright.observe.rank.steps import Span, host_steps
+from meshwright.observe.rank.windows import Windows, windows
+from meshwright.observe.rank.work import COMPUTE, Work, work_of
+from meshwright.observe.traces import Category, Note, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceFacts:
+    """One device of a rank, or its host where no device was recorded."""
+
+    device: int | float | str | None
+    windows: Windows
+    calls: Calls
+    by_class: NDArray[np.int64]  # [step, place in CLASSES]: nanoseconds of kernels that compute, each on its own
+    launched: NDArray[np.int64]  # [step, place in CLASSES]: how many of them
+
+
+@dataclass(frozen=True, eq=False)
+class RankFacts:
+    """What one file says."""
+
+    path: str
+    rank: int | None
+    rank_from: str
+    world_size: int | None
+    host: str  # the machine's name, "" where the file does not tell
+    device_name: str
+    base_ns: int
+    events: int
+    text_bytes: int
+    breakdown: Breakdown
+    devices: tuple[DeviceFacts, ...]  # the busiest first; none where nothing worked
+    kernels: tuple[Kernel, ...]
+    operators: tuple[Kernel, ...]  # time on the host
+    notes: tuple[Note, ...]
+
+
+def digest(trace: Trace) -> RankFacts:
+    """The facts of a trace.
+
+    >>> from meshwright.observe.traces import read_trace
+    >>> facts = digest(read_trace("tests/data/traces/hta/triton_example.json.gz"))
+    >>> facts.rank, facts.devices[0].windows.compute.tolist()
+    (None, [1760])
+    """
+    steps = host_steps(trace)
+    properties = trace.header.get("deviceProperties")
+    first = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
+    return RankFacts(
+        path=trace.path,
+        rank=trace.rank,
+        rank_from=trace.rank_from,
+        world_size=trace.world_size,
+        host=str(trace.header.get("host_name") or ""),
+        device_name=str(first.get("name") or ""),
+        base_ns=trace.base_ns,
+        events=len(trace.events),
+        text_bytes=trace.text_bytes,
+        breakdown=breakdown(trace),
+        devices=tuple(_device(trace, work, steps) for work in work_of(trace)),
+        kernels=kernel_table(trace),
+        operators=kernel_table(trace, Category.OPERATOR),
+        notes=trace.notes,
+    )
+
+
+def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> DeviceFacts:
+    found, member = windows(work, steps)
+    computes = work.kind == COMPUTE
+    computing = work.some(computes)
+    classes, step = classes_of(trace, trace.events.name[computing.rows]), member[computes]
+    inside = step >= 0
+    flat = step[inside] * len(CLASSES) + classes[inside]
+    shape = (len(found.numbers), len(CLASSES))
+    spent = np.bincount(flat, (computing.ends - computing.starts)[inside], minlength=shape[0] * shape[1])
+    return DeviceFacts(
+        device=work.device,
+        windows=found,
+        calls=calls_of(trace, work, member),
+        by_class=spent.astype(np.int64).reshape(shape),
+        launched=np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape),
+    )
