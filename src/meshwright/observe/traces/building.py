@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.traces.ascend import is_ascend, refined
 from meshwright.observe.traces.categories import category
 from meshwright.observe.traces.columns import NAMES, TABLES, Events, Kind, Scanned, keys_of
 from meshwright.observe.traces.ranks import rank_of
@@ -42,7 +43,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         link=columns.link,
         external=columns.external,
     )
-    return Trace(
+    trace = Trace(
         path=path,
         rank=rank,
         rank_from=rank_from,
@@ -55,6 +56,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         notes=(*notes, *_notes(scanned, wrong)),
         text_bytes=text_bytes,
     )
+    return refined(trace) if is_ascend(trace) else trace
 
 
 def _wrong(scanned: Scanned, numbers: list[int]) -> int:
