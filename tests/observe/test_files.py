@@ -169,9 +169,10 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: object, **__: object) -> object:
         raise PermissionError(13, "Permission denied")
 
+    path = written(tmp_path / "some.json", TEXT)
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(InputError, match="cannot be read: Permission denied"):
-        read_trace(written(tmp_path / "some.json", TEXT))
+        read_trace(path)
 
 
 def test_reading_that_fails_halfway_gives_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +207,9 @@ def test_durations_of_zero_and_below(tmp_path: Path) -> None:
     assert (device.shares.busy, device.shares.span) == (2000, 8000)
 
 
-@pytest.mark.parametrize(
-    "ts", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 30, "99999999999999999999", "null", '"x"']
-)
+@pytest.mark.parametrize("ts", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 30, "9" * 20, "null", '"x"'])
 def test_times_that_are_none_leave_the_event_out(tmp_path: Path, ts: str) -> None:
-    text = '{"traceEvents": [{"ph": "X", "ts": %s, "dur": 1}, {"ph": "X", "ts": 2, "dur": 1}]}' % ts
+    text = '{"traceEvents": [{"ph": "X", "ts": HERE, "dur": 1}, {"ph": "X", "ts": 2, "dur": 1}]}'.replace("HERE", ts)
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.events.ts.tolist() == [2000]
     assert [str(note) for note in trace.notes] == ["left out: a complete event without a time"]
@@ -218,7 +217,7 @@ def test_times_that_are_none_leave_the_event_out(tmp_path: Path, ts: str) -> Non
 
 @pytest.mark.parametrize("dur", ["NaN", "1e400", "null"])
 def test_durations_that_are_none_count_as_zero(tmp_path: Path, dur: str) -> None:
-    text = '{"traceEvents": [{"ph": "X", "ts": 2, "dur": %s}]}' % dur
+    text = '{"traceEvents": [{"ph": "X", "ts": 2, "dur": HERE}]}'.replace("HERE", dur)
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.events.dur.tolist() == [0]
     assert [str(note) for note in trace.notes] == ["taken as 0: the missing duration of a complete event"]
@@ -227,8 +226,9 @@ def test_durations_that_are_none_count_as_zero(tmp_path: Path, dur: str) -> None
 @pytest.mark.parametrize("where", ["args", "header"])
 def test_deep_nesting_is_no_problem(tmp_path: Path, where: str) -> None:
     deep = "[" * 200_000 + "]" * 200_000
-    event = '{"ph": "X", "ts": 2, "dur": 1, "args": {"x": %s, "device": 3}}' % (deep if where == "args" else 0)
-    text = '{"traceEvents": [%s, %s], "z": %s}' % (event, event, deep if where == "header" else 1)
+    event = '{"ph": "X", "ts": 2, "dur": 1, "args": {"x": HERE, "device": 3}}'
+    event = event.replace("HERE", deep if where == "args" else "0")
+    text = f'{{"traceEvents": [{event}, {event}], "z": {deep if where == "header" else 1}}}'
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.work.device.tolist() == [3, 3]
     assert [note.what.split(" where ")[-1] for note in trace.notes] == ["a value does not end"] * (where == "header")
