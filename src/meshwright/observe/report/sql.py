@@ -52,14 +52,14 @@ def ask(ranks: Sequence[RankFacts], query: str) -> Answer:
         )
         database.execute("create table told.files as select * from _files")
         database.unregister("_files")
-        for table in TABLES:
-            files = ", ".join(_quoted(str(folder / f"{table}.parquet")) for folder in folders.values())
+        for name in TABLES:
+            files = ", ".join(_quoted(str(folder / f"{name}.parquet")) for folder in folders.values())
             database.execute(
-                f"create view {table} as select rank, * exclude (filename, rank) "
+                f"create view {name} as select rank, * exclude (filename, rank) "
                 f"from read_parquet([{files}], filename=true) join told.files using (filename)"
             )
-        for name, columns in (("steps", _steps(ranks)), ("calls", _calls(ranks)), ("kernels", _kernels(ranks))):
-            database.register(name, pa.table(columns))
+        for name, table in (("steps", _steps(ranks)), ("calls", _calls(ranks)), ("kernels", _kernels(ranks))):
+            database.register(name, pa.table(table))
         try:
             found = database.execute(query)
             columns = tuple(str(column[0]) for column in found.description or ())
