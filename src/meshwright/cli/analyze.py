@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.common import as_json, console, print_json
-from meshwright.files import writable
+from meshwright.errors import InputError
+from meshwright.files import writable, write_text
 from meshwright.plan import read_plan
 
 if TYPE_CHECKING:
@@ -57,17 +58,31 @@ def command(
     for option, path in (("--html", html), ("--perfetto", perfetto)):
         if path is not None:
             writable(option, path)
-    plan = read_plan(plan_) if plan_ else None
+    plan = read_plan(plan_)[0] if plan_ else None
     how: dict[str, Any] = {"workers": workers, "ray": ray, "cache": not no_cache}
     with bar("reading traces") as tell:
         found = analyze(paths, plan=plan, tell=tell, **how)
     if sql is not None:
         _answer(found, sql, json_)
         return
-    _show(found, json_)
+    if html is not None:
+        from meshwright.observe.report.page import page
+
+        write_text(html, page(found, cache=not no_cache))
+    if perfetto is not None:
+        _window(found, perfetto, not no_cache)
+    if json_:
+        from meshwright.observe.report.document import document
+
+        print_json(document(found))
+        return
+    _show(found)
+    for path in (html, perfetto):
+        if path is not None:
+            console().print(f"written to {path}")
 
 
-def _show(found: Analysis, json_: bool) -> None:
+def _show(found: Analysis) -> None:
     from meshwright.observe.report.terminal import lines, notes, tables
 
     screen = console()
@@ -82,6 +97,18 @@ def _show(found: Analysis, json_: bool) -> None:
         screen.print("Notes:")
     for note in told:
         screen.print(f"  {note}")
+
+
+def _window(found: Analysis, path: str, cache: bool) -> None:
+    from meshwright.observe.report.interesting import ahead, interesting
+    from meshwright.observe.report.page import read_ranks
+    from meshwright.observe.report.perfetto import merged
+
+    window = interesting(found)
+    if window is None:
+        raise InputError("no work was recorded: there is no window to write", field="--perfetto")
+    moved = {rank: ahead(found, place) for place, rank in enumerate(found.across.ranks)}
+    write_text(path, merged(read_ranks(found, window.ranks, cache), window, moved).decode())
 
 
 def _answer(found: Analysis, query: str, json_: bool) -> None:
