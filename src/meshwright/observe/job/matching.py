@@ -42,7 +42,8 @@ class Matched:
 
     @property
     def complete(self) -> NDArray[np.bool_]:
-        return np.logical_and(self.found == self.size, self.size > 1)
+        whole: NDArray[np.bool_] = (self.found == self.size) & (self.size > 1)
+        return whole
 
 
 def calls_of_rank(facts: RankFacts) -> Calls | None:
