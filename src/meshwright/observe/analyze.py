@@ -9,6 +9,7 @@ from meshwright.errors import InputError
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.finding import VALID, one_per_rank, trace_files
 from meshwright.observe.gathering import Tell, gather
+from meshwright.observe.job.across import across
 from meshwright.plan import Plan
 
 Place = str | os.PathLike[str]
@@ -32,4 +33,4 @@ def analyze(
         more = f" (and {len(broken) - 1} more files like it)" if len(broken) > 1 else ""
         raise InputError(f"{first.why}{more}", file=first.path, valid="" if "(valid:" in first.why else VALID)
     ranks, notes = one_per_rank(found)
-    return Analysis(ranks, tuple(broken), notes, plan)
+    return Analysis(ranks, tuple(broken), notes, plan, across(ranks))

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.observe.rank.facts import RankFacts, digest
 from meshwright.observe.traces import read_trace
+from meshwright.observe.traces.cache import read_cached
 
 Tell = Callable[[int, int], None]  # files done, of how many
 FEW = 20_000_000  # bytes of files that are sooner read than processes started
@@ -30,7 +31,7 @@ class Broken:
 def facts_of(path: str, cache: bool = True) -> RankFacts | Broken:
     """What one file says; never an exception for what is wrong with a file: a thousand others wait."""
     try:
-        return digest(read_trace(path))
+        return digest(read_cached(path) if cache else read_trace(path))
     except InputError as error:
         error.file = ""
         return Broken(path, str(error))

@@ -69,13 +69,12 @@ def _events(rank: int, trace: Trace, rows: Ints, window: Window, ahead: int) -> 
         if track not in lines:
             lines[track] = len(lines) + 1
             place = trace.tracks[track]
-            what = f"device {place.pid} stream {place.tid}" if category in ON_DEVICE else f"thread {place.tid}"
-            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lines[track], "args": {"name": what}}
+            called = f"device {place.pid} stream {place.tid}" if category in ON_DEVICE else f"thread {place.tid}"
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lines[track], "args": {"name": called}}
         ts = (int(events.ts[row]) + shift) / 1e3  # us since the window's start
         place_of = {"pid": rank, "tid": lines[track], "ts": ts}
-        yield {
-            "ph": "X", "cat": category.name.lower(), "name": trace.texts[events.name[row]], "dur": int(events.dur[row]) / 1e3,
-        } | place_of  # fmt: skip
+        what = {"ph": "X", "cat": category.name.lower(), "name": trace.texts[events.name[row]]}
+        yield what | place_of | {"dur": int(events.dur[row]) / 1e3}
         if row in flows:
             begins = category in (Category.RUNTIME, Category.DRIVER)
             yield place_of | {

@@ -78,6 +78,24 @@ def folder_of(path: str | Path) -> Path:
     return Path(f"{path}.meshwright")
 
 
+def parquet_of(path: str | Path, spare: str | Path) -> Path:
+    """The folder that holds a trace as Parquet: its cache, or one that is made in `spare` where there is none."""
+    try:
+        if (_read_told(folder_of(path)) or {}).get("source") == _stamp(path):
+            return folder_of(path)
+    except Exception:  # as above
+        pass
+    folder = Path(spare) / f"{zlib.crc32(str(path).encode()):08x}.{Path(path).name}"
+    _write(folder, read_trace(path), _stamp(path))
+    return folder
+
+
+def _read_told(folder: Path) -> dict[str, Any] | None:
+    """What a cache says of itself, None where it is of another version."""
+    told: dict[str, Any] = json.loads(_opened(folder / "texts.parquet").schema_arrow.metadata[KEY])
+    return told if told["format"] == FORMAT else None
+
+
 def _stamp(path: str | Path) -> dict[str, int]:
     found = os.stat(path)
     return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
@@ -87,11 +105,10 @@ def _read(folder: Path, source: dict[str, int], path: str) -> Trace | None:
     """The trace that a cache holds, None where that is another one."""
     from meshwright.observe.traces.arrow import events_from, table_from
 
-    texts = _opened(folder / "texts.parquet")
-    told = json.loads(texts.schema_arrow.metadata[KEY])
-    if told["format"] != FORMAT or told["source"] != source:
+    told = _read_told(folder)
+    if told is None or told["source"] != source:
         return None
-    words = texts.read(use_threads=False)["text"].to_pylist()
+    words = _columns(folder / "texts.parquet")("text").to_pylist()
     number_of = {word: number for number, word in enumerate(words)}
     tables = {}
     for name in NAMES:
