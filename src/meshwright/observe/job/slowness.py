@@ -43,7 +43,7 @@ def slow(over: Floats, least: float) -> Slow:
 
     Noise is seen twice: from step to step, and between ranks that are all alike.
 
-    >>> found = slow(np.array([[0.0, 0.01, -0.01, 0.0, 0.01]] * 4 + [[0.0, 0.01, 0.2, 0.21, 0.19]]), 0.04)
+    >>> found = slow(np.array([[0.0, 0.01, -0.01, 0.0, 0.01, 0.0]] * 4 + [[0.0, 0.01, 0.2, 0.21, 0.19, 0.2]]), 0.04)
     >>> found.sure.tolist(), int(found.since[4]), round(float(found.level[4]), 2)
     ([False, False, False, False, True], 2, 0.2)
     """
