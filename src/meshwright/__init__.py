@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
     from meshwright.export.contract import Exported
+    from meshwright.observe.analysis import Analysis
     from meshwright.observe.watch.session import Watch
 
 
@@ -96,6 +97,30 @@ def watch(
     )
 
 
+def analyze(
+    paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+    *,
+    plan: Plan | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    cache: bool = True,
+    tell: Callable[[int, int], None] | None = None,
+) -> Analysis:
+    """What profiler traces of a job say: folders or files of `torch.profiler`, of any number of ranks.
+
+    They are read by `workers` processes (one per core), or by the nodes of the cluster of Ray at an address. Columns are
+    kept next to each trace as Parquet, unless `cache` is False. With a plan, what it promised stands beside what was
+    seen. `tell` gets how many files are done, and of how many.
+
+    >>> found = analyze("tests/data/traces/param/dlrm_8rank", cache=False)
+    >>> len(found.ranks), found.ranks[3].device_name
+    (8, 'Tesla V100-SXM2-32GB')
+    """
+    from meshwright.observe.analyze import analyze as look  # numpy only when it is needed
+
+    return look(paths, plan=plan, workers=workers, ray=ray, cache=cache, tell=tell or (lambda done, of: None))
+
+
 class _PlanRoom(ModuleType):
     """`meshwright.plan` is a room, and the verb that fills one of its documents."""
 
@@ -135,5 +160,5 @@ sys.modules["meshwright.export"].__class__ = _ExportRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "cost", "estimate", "export", "train", "watch",
+    "Slice", "Strategy", "UnknownName", "__version__", "analyze", "cost", "estimate", "export", "train", "watch",
 ]  # fmt: skip

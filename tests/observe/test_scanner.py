@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.observe.traces import read_trace
+from meshwright.observe.traces import NONE, read_trace
 from meshwright.observe.traces.columns import INNER
 from meshwright.observe.traces.reading import Scanner
 from tests.observe.test_reference import HERE, TRACES
@@ -49,6 +49,27 @@ def test_real_traces(name: str, scanner: Callable[[], Scanner]) -> None:
     assert rows(found) == plainly(text)
     assert found.notes == ()
     assert found.header == {key: value for key, value in json.loads(text).items() if key != "traceEvents"}
+
+
+@scanners
+def test_inputs_of_operators_and_ids_of_functions(scanner: Callable[[], Scanner]) -> None:
+    trace = read_text(
+        r"""[{"ph":"X","ts":1,"dur":2,"args":{"Input Dims":[[8,512],[]],"Input type":["c10::BFloat16","Scalar"],
+        "Concrete Inputs":["","\u0031\"]"],"Sequence number":12,"Fwd thread id":1}}, {"ph":"X","ts":1,"dur":2},
+        {"ph":"X","ts":1,"dur":2,"args":{"Python id":3,"Python parent id":null,"Python module id":4,"Input Dims":7}},
+        {"ph":"X","ts":1,"dur":2,"args":{"Input Dims":"[[8,512],[]]","Concrete Inputs":"\u0031\""}}]""",
+        scanner(),
+    )
+    found = trace.operators
+    assert found.row.tolist() == [0, 2, 3]
+    assert [trace.texts[text] for text in found.dims] == ["[[8,512],[]]", "", "[[8,512],[]]"]
+    assert [trace.texts[text] for text in found.types] == ['["c10::BFloat16","Scalar"]', "", ""]
+    assert [trace.texts[text] for text in found.concrete] == [r'["","\u0031\"]"]', "", '1"']
+    assert found.sequence.tolist() == [12, NONE, NONE]
+    assert found.forward_thread.tolist() == [1, NONE, NONE]
+    assert found.python.tolist() == [NONE, 3, NONE]
+    assert found.python_parent.tolist() == [NONE, NONE, NONE]
+    assert found.python_module.tolist() == [NONE, 4, NONE]
 
 
 @scanners

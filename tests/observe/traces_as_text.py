@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.native import compiler
 from meshwright.observe.traces.building import build
 from meshwright.observe.traces.categories import category
-from meshwright.observe.traces.columns import NONE, TABLES, Kind, keys_of
+from meshwright.observe.traces.columns import NAMES, NONE, TABLES, Kind, keys_of
 from meshwright.observe.traces.compiled import CompiledScanner
 from meshwright.observe.traces.portable import PortableScanner
 from meshwright.observe.traces.reading import Document, Scanner
@@ -40,11 +40,13 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
         row: dict[str, Any] = dict(zip(names, values, strict=True))
         track = trace.tracks[row.pop("track")]
         made.append(row | {"name": trace.texts[row["name"]], "pid": track.pid, "tid": track.tid})
-    for table_name, kind in zip(("work", "collectives", "memory", "labels"), TABLES, strict=True):
+    for table_name, kind in zip(NAMES, TABLES, strict=True):
         table, keys = getattr(trace, table_name), keys_of(kind)
         for column, key in keys.items():
             for place, value in zip(table.row.tolist(), getattr(table, column).tolist(), strict=True):
-                made[place][key.word] = trace.texts[value] if key.kind is Kind.TEXT else value
+                made[place][key.word] = value if key.kind is Kind.WHOLE else trace.texts[value]
+                if key.kind is Kind.LIST:
+                    made[place][key.word] = _as_list(trace.texts[value])
     return made
 
 
@@ -71,9 +73,7 @@ def _row(event: dict[str, Any]) -> dict[str, Any]:
         "external": whole(args.get("External id")),
     }
     for kind in TABLES:
-        values = {
-            key.word: (_text if key.kind is Kind.TEXT else whole)(args.get(key.word)) for key in keys_of(kind).values()
-        }
+        values = {key.word: READ[key.kind](args.get(key.word)) for key in keys_of(kind).values()}
         if any(value is not None and value != NONE for value in values.values()):
             row |= {key: "" if value is None else value for key, value in values.items()}
     return row
@@ -96,6 +96,21 @@ def _text(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
+
+
+def _list(value: Any) -> Any:
+    return _as_list(value) if isinstance(value, str) else value if isinstance(value, list) else None
+
+
+def _as_list(text: str) -> Any:
+    """What JSON says, since blanks in it mean nothing; a text that is none, as it is."""
+    try:
+        return json.loads(text, parse_float=Decimal, strict=False)
+    except ValueError:
+        return text
+
+
+READ: dict[Kind, Callable[[Any], Any]] = {Kind.WHOLE: whole, Kind.TEXT: _text, Kind.LIST: _list}
 
 
 def _place(value: Any) -> Any:

@@ -39,6 +39,7 @@ VERBS = {
     "import": "meshwright.cli.import_",
     "compress": "meshwright.cli.compress",
     "prepare": "meshwright.cli.prepare",
+    "analyze": "meshwright.cli.analyze",
     "watch": "meshwright.cli.watch",
     "schema": "meshwright.cli.schema",
     "completion": "meshwright.cli.completion",
@@ -89,6 +90,7 @@ Start here:
   meshwright import run.sh --from megatron --cluster 8x8xh100   what a script you have means
   meshwright compress explain plan.json   which gradients should travel in fewer bytes?
   meshwright prepare corpus.jsonl -o tokens   text to tokens that training reads
+  meshwright analyze traces/            where did the time of a job go? (profiler traces of all ranks)
   meshwright watch train.py --target train:Trainer   calls and changes inside a running program, rank by rank
 
 Every verb has --help, and where it prints facts, --json for programs.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.observe.rank.intervals import before, union
 from meshwright.observe.rank.work import COMMUNICATES, COMPUTE, Work
-from meshwright.observe.traces import NONE, Trace
+from meshwright.observe.traces import NONE, Category, Trace
 
 Ints = NDArray[np.int64]
 # How libraries, PyTorch and kernels spell a collective; the first that matches names it.
@@ -30,6 +30,7 @@ SPELLINGS = {
 }
 KINDS = (*SPELLINGS, "other")
 POINT_TO_POINT = ("send_recv", "send", "recv")
+BACKEND = re.compile(r"^[nrhm]ccl:")  # what torch.distributed calls that span
 _SPELLED = {kind: re.compile(spelling, re.IGNORECASE) for kind, spelling in SPELLINGS.items()}
 SIZES = {"float": 4, "int": 4, "long": 8, "double": 8, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1,
          "bool": 1, "complexfloat": 8, "complexdouble": 16}  # fmt: skip
@@ -85,10 +86,11 @@ def kind_of(text: str) -> str:
 def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
     """Calls of one device. `member` says to which step each piece of work belongs."""
     chosen = np.flatnonzero(work.kind == COMMUNICATES)
-    rows, told = work.rows[chosen], _records(trace, work.rows[chosen])
+    rows, launch = work.rows[chosen], work.launch[chosen]
+    told = _records(trace, rows, launch)
     asked = trace.collectives
     known = told >= 0
-    kind = _kinds(trace, rows, told)
+    kind = _kinds(trace, rows, told, launch)
     groups, group = _groups(trace, told)
     sizes = np.array([SIZES.get(text.lower(), _numbered(text)) for text in trace.texts], np.int64)
 
@@ -119,7 +121,7 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
     )
 
 
-def _records(trace: Trace, rows: Ints) -> Ints:
+def _records(trace: Trace, rows: Ints, launch: Ints) -> Ints:
     """The row of `trace.collectives` that tells of each kernel: its own, or that of the operator it was launched in."""
     asked = trace.collectives
     told = np.full(len(rows), -1)
@@ -135,15 +137,34 @@ def _records(trace: Trace, rows: Ints) -> Ints:
         near = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
         hit = (keys[near] == wanted) & (wanted != NONE) & (told < 0) if len(keys) else np.zeros(len(rows), np.bool_)
         told[hit] = named[order[near[hit]]]
-    return told
+    operators = named[trace.events.category[asked.row[named]] == Category.OPERATOR]
+    around = _around(trace, asked.row[operators], launch)
+    return np.where((told < 0) & (around >= 0), np.append(operators, -1)[around], told)
 
 
-def _kinds(trace: Trace, rows: Ints, told: Ints) -> Ints:
+def _kinds(trace: Trace, rows: Ints, told: Ints, launch: Ints) -> Ints:
+    """By the record, by the backend's span around the launch, by the kernel's name: all-to-all is SendRecv to NCCL."""
     words = trace.events.name[rows].astype(np.int64)
+    named = np.array([BACKEND.match(text) is not None for text in trace.texts], np.bool_)
+    spans = trace.complete(Category.ANNOTATION, Category.OPERATOR)
+    spans = spans[named[trace.events.name[spans]]]
+    around = _around(trace, spans, launch)
+    words = np.where(around >= 0, np.append(trace.events.name[spans], 0)[around], words)
     if len(trace.collectives.name):
         words = np.where(told >= 0, trace.collectives.name[told], words)
     place = {int(number): KINDS.index(kind_of(trace.texts[number])) for number in np.unique(words)}
     return np.array([place[int(number)] for number in words], np.int64)
+
+
+def _around(trace: Trace, spans: Ints, times: Ints) -> Ints:
+    """The place among some events of the last to begin before each time, if it then still lasted; -1 otherwise."""
+    if not len(spans):
+        return np.full(len(times), -1)
+    order = np.argsort(trace.events.ts[spans], kind="stable")
+    starts = trace.events.ts[spans[order]]
+    at = np.searchsorted(starts, times, side="right") - 1
+    lasts = (at >= 0) & (times != NONE) & (starts[at] + trace.events.dur[spans[order[at]]] >= times)
+    return np.where(lasts, order[at], -1)
 
 
 def _groups(trace: Trace, told: Ints) -> tuple[tuple[Group, ...], Ints]:

@@ -57,7 +57,7 @@ def digest(trace: Trace) -> RankFacts:
     >>> from meshwright.observe.traces import read_trace
     >>> facts = digest(read_trace("tests/data/traces/hta/triton_example.json.gz"))
     >>> facts.rank, facts.devices[0].windows.compute.tolist()
-    (0, [1760])
+    (None, [1760])
     """
     steps = host_steps(trace)
     properties = trace.header.get("deviceProperties")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.observe.traces.categories import category
-from meshwright.observe.traces.columns import TABLES, Events, Kind, Scanned, keys_of
+from meshwright.observe.traces.columns import NAMES, TABLES, Events, Kind, Scanned, keys_of
 from meshwright.observe.traces.ranks import rank_of
 from meshwright.observe.traces.trace import Note, Trace, Track
 
@@ -19,13 +19,15 @@ T = TypeVar("T", str, Track)
 def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note], text_bytes: int) -> Trace:
     """The trace of a file's header and columns."""
     columns = scanned.columns
-    decoded = [_decoded(raw) for raw in scanned.texts]
+    decoded = [_decoded(raw) for raw in scanned.texts] + [_list(raw) for raw in scanned.lists]
     texts, number_of = _distinct([text for text, _ in decoded])
     tracks, track_of = _distinct([Track(_value(pid), _value(tid)) for pid, tid in scanned.tracks])
     words = np.bincount(columns.category, minlength=len(decoded))
     code_of = np.array([category(text) for text, _ in decoded], np.uint8)
     rank, rank_from = rank_of(header, path)
-    tables = [_table(kind, rows, number_of) for kind, rows in zip(TABLES, scanned.tables, strict=True)]
+    tables = [
+        _table(kind, rows, number_of, len(scanned.texts)) for kind, rows in zip(TABLES, scanned.tables, strict=True)
+    ]
     counts: dict[str, int] = {}
     for number in np.flatnonzero(words):
         counts[decoded[number][0]] = counts.get(decoded[number][0], 0) + int(words[number])
@@ -49,10 +51,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         tracks=tracks,
         categories=counts,
         events=events,
-        work=tables[0],
-        collectives=tables[1],
-        memory=tables[2],
-        labels=tables[3],
+        **dict(zip(NAMES, tables, strict=True)),
         notes=(*notes, *_notes(scanned, wrong)),
         text_bytes=text_bytes,
     )
@@ -69,12 +68,15 @@ def _notes(scanned: Scanned, wrong: int) -> list[Note]:
     return [note for note in found if note.count]
 
 
-def _table(kind: type[Any], rows: NDArray[np.int64], number_of: NDArray[np.int32]) -> Any:
-    """Each column on its own, texts by their final numbers."""
+def _table(kind: type[Any], rows: NDArray[np.int64], number_of: NDArray[np.int32], lists: int) -> Any:
+    """Each column on its own, texts by their final numbers; those of lists come from `lists` on."""
     columns: dict[str, NDArray[Any]] = {"row": rows[:, 0].copy()}
     for place, (name, key) in enumerate(keys_of(kind).items(), 1):
         column = rows[:, place]
-        columns[name] = number_of[column] if key.kind is Kind.TEXT else column.copy()
+        if key.kind is Kind.WHOLE:
+            columns[name] = column.copy()
+        else:
+            columns[name] = number_of[lists:][column] if key.kind is Kind.LIST else number_of[column]
     return kind(**columns)
 
 
@@ -98,6 +100,14 @@ def _decoded(raw: bytes) -> tuple[str, bool]:
         return text.encode("utf-8", "replace").decode(), False
     except ValueError:
         return raw.decode("utf-8", "replace"), False
+
+
+def _list(raw: bytes) -> tuple[str, bool]:
+    """A list stays JSON, a string that holds one is that."""
+    if raw[:1] == b'"':
+        return _decoded(raw[1:-1])
+    text = raw.decode("utf-8", "replace")
+    return text, "\ufffd" not in text
 
 
 def _value(raw: bytes) -> int | float | str | None:

@@ -1,14 +1,14 @@
 """What is kept of a trace's events: each column, the JSON key it comes from, and what kind of value it holds.
 
 This is the one place that says so: the compiled scanner and the portable one both read these classes. A further key of
-`args` becomes a column by one more line here: its type says whether it holds numbers or texts.
+`args` becomes a column by one more line here: its type says whether it holds numbers, texts or lists.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NewType, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 NONE = int(np.iinfo(np.int64).min)  # no such value in this event
 Ints = NDArray[np.int64]
 Texts = NDArray[np.int32]
+Lists = NewType("Lists", Texts)  # texts that are JSON lists, as they stand in the file
 
 
 class Kind(IntEnum):
@@ -27,6 +28,7 @@ class Kind(IntEnum):
     RAW = 3  # pid or tid: a number or a string
     PHASE = 4  # one letter; 0 where it is none
     ARGS = 5  # the object with further keys
+    LIST = 6  # a list, whose JSON is kept as a text, or a string that holds one
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,30 @@ class Labels:
     label: Annotated[Texts, "labels"]
 
 
-TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels)
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """What an operator was called with, and how it and functions of Python belong together."""
+
+    row: Ints
+    dims: Annotated[Lists, "Input Dims"]  # [[8, 512], [], ...]: an entry per input
+    types: Annotated[Lists, "Input type"]  # ["c10::BFloat16", "Scalar", ...]
+    concrete: Annotated[Lists, "Concrete Inputs"]  # ["", "1", "[3, 3]", ...]: those that are no tensors
+    sequence: Annotated[Ints, "Sequence number"]  # the same in an operator and in its backward
+    forward_thread: Annotated[Ints, "Fwd thread id"]  # 0 in the forward itself
+    python: Annotated[Ints, "Python id"]
+    python_parent: Annotated[Ints, "Python parent id"]
+    python_module: Annotated[Ints, "Python module id"]
+
+
+TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels, Operators)
+NAMES = tuple(table.__name__.lower() for table in TABLES)  # of the fields of a trace
+KINDS: dict[Any, Kind] = {Ints: Kind.WHOLE, Texts: Kind.TEXT, Lists: Kind.LIST}
 
 
 def _read(table: type[Any]) -> dict[str, Key]:
     hints = get_type_hints(table, include_extras=True)
     return {
-        name: Key(hint.__metadata__[0], Kind.TEXT if hint.__origin__ == Texts else Kind.WHOLE, TABLES.index(table))
+        name: Key(hint.__metadata__[0], KINDS[hint.__origin__], TABLES.index(table))
         for name, hint in hints.items()
         if name != "row"
     }
@@ -172,5 +191,6 @@ class Scanned:
     columns: Columns
     tables: tuple[Ints, ...]  # of each of TABLES: one row per event that has any of its keys
     texts: tuple[bytes, ...]
+    lists: tuple[bytes, ...]  # those of columns of lists, strings with their quotes; the first is empty
     tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty where there is none
     counts: dict[str, int]  # each of COUNTS

@@ -68,6 +68,7 @@ class CompiledScanner:
             columns=Columns(*columns),
             tables=tuple(self._table(table, kind) for table, kind in enumerate(TABLES)),
             texts=self._texts(0),
+            lists=self._texts(3),
             tracks=tuple((words[pid], words[tid]) for pid, tid in pairs),
             counts={what: self._library.counted(self._scanner, which) for which, what in enumerate(COUNTS)},
         )

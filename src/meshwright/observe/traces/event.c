@@ -9,7 +9,7 @@
 #define SLOTS 64
 #define KEYS 256 /* cells for known keys, a power of two */
 enum { MORE, DONE, BAD, NO_MEMORY }; /* why scanning stopped; as in compiled.py */
-enum { WHOLE, TEXT, TIME, RAW, PHASE, ARGS }; /* kinds of slots; as in columns.py */
+enum { WHOLE, TEXT, TIME, RAW, PHASE, ARGS, LIST }; /* kinds of slots; as in columns.py */
 enum { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS_SLOT, CORRELATION, EXTERNAL, FIRST_OF_TABLES }; /* slots; as in columns.py */
 
 /* Values of some events only: row-major, the event's row first. */
@@ -41,7 +41,7 @@ struct scanner {
   uint8_t *phase;
   int32_t *category, *name, *track;
   int64_t *ts, *dur, *link, *external;
-  struct texts texts, words, tracks;
+  struct texts texts, words, tracks, lists;
   struct table tables[SLOTS];
   int32_t table_count;
   /* what was changed or left out */
@@ -177,6 +177,11 @@ static void take(struct scanner *s, int32_t slot, text p, text q) {
     case TEXT:
       ok = *p == '"' || all_digits(p + (*p == '-'), q);
       if (ok) value = *p == '"' ? intern(&s->texts, p + 1, q - p - 2) : intern(&s->texts, p, q - p);
+      if (ok && value < 0) s->status = NO_MEMORY;
+      break;
+    case LIST: /* with its quotes where it is a string: its escapes mean something else than those in a list */
+      ok = *p == '[' || *p == '"';
+      if (ok) value = intern(&s->lists, p, q - p);
       if (ok && value < 0) s->status = NO_MEMORY;
       break;
     case RAW:

@@ -57,6 +57,7 @@ class PortableScanner:
         self._columns = [array({1: "B", 4: "i", 8: "q"}[np.dtype(width).itemsize]) for width in WIDTHS]
         self._tables = [array("q") for _ in TABLES]
         self._texts: dict[bytes, int] = {b"": 0}
+        self._lists: dict[bytes, int] = {b"": 0}
         self._tracks: dict[tuple[bytes, bytes], int] = {}
         self._counts = dict.fromkeys(COUNTS, 0)
 
@@ -125,14 +126,17 @@ class PortableScanner:
     def _to_tables(self, args: dict[str, Any]) -> None:
         values: dict[str, int] = {}
         for word, raw in args.items():
-            if IN_TABLES[word].kind is not Kind.TEXT:
+            kind, text = IN_TABLES[word].kind, bytes(raw)
+            if kind is Kind.WHOLE:
                 values[word] = number(raw, 0)
-            elif _is_text(bytes(raw)):
+            elif kind is Kind.LIST and text[:1] in (b"[", b'"'):
+                values[word] = self._lists.setdefault(text, len(self._lists))
+            elif kind is Kind.TEXT and _is_text(text):
                 values[word] = self._intern(raw)
         for table in {IN_TABLES[word].table for word, value in values.items() if value != NONE}:
             self._tables[table].append(len(self._columns[0]))
             self._tables[table].extend(
-                values.get(key.word, 0 if key.kind is Kind.TEXT else NONE) for key in KEYS[table]
+                values.get(key.word, NONE if key.kind is Kind.WHOLE else 0) for key in KEYS[table]
             )
 
     def _intern(self, raw: Any) -> int:
@@ -150,8 +154,8 @@ class PortableScanner:
             np.array(data, np.int64).reshape(-1, len(kind.__dataclass_fields__))
             for data, kind in zip(self._tables, TABLES, strict=True)
         )
-        texts, tracks = tuple(self._texts), tuple(self._tracks)
-        return Scanned(Columns(*columns), tuple(tables), texts, tracks, self._counts)
+        texts, lists, tracks = tuple(self._texts), tuple(self._lists), tuple(self._tracks)
+        return Scanned(Columns(*columns), tuple(tables), texts, lists, tracks, self._counts)
 
 
 def _is_text(text: bytes) -> bool:

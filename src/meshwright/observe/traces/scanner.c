@@ -39,7 +39,7 @@ static int to_table(struct scanner *s, struct table *t) {
   }
   int64_t *row = t->data + t->count++ * t->width;
   row[0] = s->rows;
-  for (int i = 1; i < t->width; i++) row[i] = got(s, t->slots[i], s->kinds[t->slots[i]] == TEXT ? 0 : NONE);
+  for (int i = 1; i < t->width; i++) row[i] = got(s, t->slots[i], s->kinds[t->slots[i]] == WHOLE ? NONE : 0);
   return 1;
 }
 
@@ -111,10 +111,18 @@ int64_t scan(struct scanner *s, text base, int64_t at, int64_t end) {
 int status(const struct scanner *s) { return s->status; }
 int64_t rows(const struct scanner *s) { return s->rows; }
 
+void finish(struct scanner *s) {
+  free(s->phase), free(s->category), free(s->name), free(s->track);
+  free(s->ts), free(s->dur), free(s->link), free(s->external);
+  for (int i = 0; i < s->table_count; i++) free(s->tables[i].data);
+  forget(&s->texts), forget(&s->words), forget(&s->tracks), forget(&s->lists);
+  free(s);
+}
+
 struct scanner *begin(void) {
   struct scanner *s = calloc(1, sizeof *s);
-  if (s && intern(&s->texts, (text) "", 0) < 0) {
-    free(s);
+  if (s && (intern(&s->texts, (text) "", 0) < 0 || intern(&s->lists, (text) "", 0) < 0)) {
+    finish(s);
     return NULL;
   }
   return s;
@@ -143,9 +151,9 @@ void *table_of(const struct scanner *s, int which, int64_t *count) {
   return s->tables[which].data;
 }
 
-/* Texts of names (0), of pids and tids (1), pairs of these (2): bytes, and where each begins. */
+/* Texts of names (0), of pids and tids (1), pairs of these (2), lists (3): bytes, and where each begins. */
 void *texts_of(const struct scanner *s, int which, int64_t *count, int64_t **starts) {
-  const struct texts *t = which == 0 ? &s->texts : which == 1 ? &s->words : &s->tracks;
+  const struct texts *all[] = {&s->texts, &s->words, &s->tracks, &s->lists}, *t = all[which];
   *count = t->count;
   *starts = t->starts;
   return t->bytes;
@@ -154,12 +162,4 @@ void *texts_of(const struct scanner *s, int which, int64_t *count, int64_t **sta
 int64_t counted(const struct scanner *s, int which) {
   const int64_t all[] = {s->negative, s->without_time, s->without_duration, s->not_objects};
   return all[which];
-}
-
-void finish(struct scanner *s) {
-  free(s->phase), free(s->category), free(s->name), free(s->track);
-  free(s->ts), free(s->dur), free(s->link), free(s->external);
-  for (int i = 0; i < s->table_count; i++) free(s->tables[i].data);
-  forget(&s->texts), forget(&s->words), forget(&s->tracks);
-  free(s);
 }

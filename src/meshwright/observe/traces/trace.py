@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.observe.traces.categories import Category
-from meshwright.observe.traces.columns import Collectives, Events, Labels, Memory, Work
+from meshwright.observe.traces.columns import Collectives, Events, Labels, Memory, Operators, Work
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Trace:
     collectives: Collectives
     memory: Memory
     labels: Labels
+    operators: Operators
     notes: tuple[Note, ...]  # nothing was left out or changed but this
     text_bytes: int  # read, after unpacking
 

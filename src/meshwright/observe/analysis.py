@@ -1,0 +1,22 @@
+"""What is known of a job after its traces were read: the facts of every rank and what follows from all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.observe.gathering import Broken
+from meshwright.observe.job.across import Across
+from meshwright.observe.rank.facts import RankFacts
+from meshwright.observe.traces import Note
+from meshwright.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Facts of a job; `meshwright.analyze` makes it. Times are nanoseconds."""
+
+    ranks: tuple[RankFacts, ...]  # in order
+    broken: tuple[Broken, ...]  # files that gave nothing
+    notes: tuple[Note, ...]  # what was left out or assumed, beside the notes of each rank
+    plan: Plan | None  # the plan that was run, if it is known
+    across: Across  # the ranks side by side

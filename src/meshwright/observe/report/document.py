@@ -1,0 +1,56 @@
+"""An analysis as one document of plain values: what --json prints and the page shows. Times are nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.observe.analysis import Analysis
+from meshwright.observe.job.steps import PARTS
+from meshwright.observe.rank.facts import RankFacts
+from meshwright.observe.report.diagnosis import computing, diagnose, shares_of
+from meshwright.observe.report.plain import plain
+from meshwright.observe.report.terminal import head, notes
+
+MOST = 100  # rows of each table of a rank
+
+
+def document(found: Analysis) -> dict[str, Any]:
+    """
+    >>> import meshwright as mw
+    >>> sorted(document(mw.analyze("tests/data/traces/param/dlrm_8rank", cache=False)))[:4]
+    ['clocks', 'collectives', 'computing', 'findings']
+    """
+    shares = shares_of(found)
+    across = found.across
+    return {
+        "title": head(found),
+        "step": shares.step,
+        "shares": shares.parts,
+        "hidden": shares.hidden,
+        "computing": dict(computing(found)),
+        "findings": plain(diagnose(found)),
+        "steps": [int(number) for number in across.parts.numbers],
+        "ranks": [_rank(found, place, facts) for place, facts in enumerate(found.ranks)],
+        "collectives": plain(across.table),
+        "clocks": {"ahead_ns": plain(across.clocks.offset), "drift": plain(across.clocks.drift)},
+        "stages": list(across.pipeline.stage),
+        "skipped": plain(found.broken),
+        "notes": list(notes(found)),
+    }
+
+
+def _rank(found: Analysis, place: int, facts: RankFacts) -> dict[str, Any]:
+    parts = found.across.parts
+    return {
+        "rank": facts.rank,
+        "file": facts.path,
+        "host": facts.host,
+        "device": facts.device_name,
+        "events": facts.events,
+        "steps": {
+            "length": plain(parts.length[place]),
+            **{name: plain(getattr(parts, name)[place]) for name in (*PARTS, "hidden")},
+        },
+        "kernels": plain(facts.kernels[:MOST]),
+        "operators": plain(facts.operators[:MOST]),
+    }

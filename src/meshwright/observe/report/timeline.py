@@ -1,0 +1,69 @@
+"""What ranks did within a window, as few enough boxes to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.rank.calls import kind_of
+from meshwright.observe.rank.classes import kernel_class
+from meshwright.observe.rank.work import COMMUNICATES, COPIES, Work, work_of
+from meshwright.observe.report.perfetto import Window
+from meshwright.observe.report.words import short_name
+from meshwright.observe.traces import Trace
+
+MOST = 3_000  # boxes of a rank's row
+Ints = NDArray[np.int64]
+
+
+def timeline(traces: Iterable[tuple[int, Trace]], window: Window, ahead: dict[int, int]) -> list[dict[str, Any]]:
+    """Of each rank two rows, computing and copies above communication: boxes [kind, start, end, label] in seconds."""
+    rows: list[dict[str, Any]] = []
+    for rank, trace in traces:
+        works = work_of(trace)
+        if works:
+            rows += _rows(rank, trace, works[0], window, trace.base_ns - ahead.get(rank, 0) - window.start)
+    return rows
+
+
+def _rows(rank: int, trace: Trace, work: Work, window: Window, shift: int) -> list[dict[str, Any]]:
+    inside = work.some((work.starts + shift < window.end - window.start) & (work.ends + shift > 0))
+    communicates = inside.kind == COMMUNICATES
+    return [
+        {"name": name, "events": _boxes(trace, inside.some(chosen), shift)}
+        for name, chosen in ((f"rank {rank}", ~communicates), ("  exchange", communicates))
+        if name.startswith("rank") or chosen.any()
+    ]
+
+
+def _boxes(trace: Trace, work: Work, shift: int) -> list[list[Any]]:
+    """Kernels of the same kind that follow each other closely share a box where there are too many."""
+    names = [trace.texts[number] for number in trace.events.name[work.rows]]
+    kinds = [_kind(name, int(kind)) for name, kind in zip(names, work.kind, strict=True)]
+    starts, ends = (work.starts + shift) / 1e9, (work.ends + shift) / 1e9
+    near = 0.0
+    while True:
+        boxes: list[list[Any]] = []
+        for name, kind, start, end in zip(names, kinds, starts.tolist(), ends.tolist(), strict=True):
+            last = boxes[-1] if boxes else None
+            if last and near and last[0] == kind and start - last[2] <= near:
+                last[2] = max(last[2], end)
+                last[4] += 1
+            else:
+                boxes.append([kind, start, end, short_name(name), 1])
+        if len(boxes) <= MOST or near > 1:
+            break
+        near = 1e-6 if not near else near * 4  # seconds of a gap that is too small to be seen
+    return [
+        [kind, round(start, 9), round(end, 9), name if count == 1 else f"{count} kernels: {kind}"]
+        for kind, start, end, name, count in boxes[:MOST]
+    ]
+
+
+def _kind(name: str, kind: int) -> str:
+    if kind == COMMUNICATES:
+        return kind_of(name).replace("_", "-")
+    return "copies" if kind == COPIES else kernel_class(name)
