@@ -58,12 +58,11 @@ def stragglers(facts: Sequence[RankFacts], job: Across) -> Stragglers:
     >>> stragglers([], across([])).found
     ()
     """
-    spent = by_step(
-        facts, [one.devices[0].by_class if one.devices else np.empty((0, len(CLASSES)), np.int64) for one in facts]
-    )
-    times = by_step(
-        facts, [one.devices[0].launched if one.devices else np.empty((0, len(CLASSES)), np.int64) for one in facts]
-    )
+    if not facts:
+        return Stragglers((), 0, ())
+    nothing = np.empty((0, len(CLASSES)), np.int64)
+    spent = by_step(facts, [one.devices[0].by_class if one.devices else nothing for one in facts])
+    times = by_step(facts, [one.devices[0].launched if one.devices else nothing for one in facts])
     lengths = job.parts.length[job.parts.present]
     step = int(np.median(lengths)) if len(lengths) else 0
     groups = [np.array(places) for places in _peers(times, job)]
