@@ -53,6 +53,7 @@ class Calls:
     peer: Ints  # the other rank of a message, NONE where not known
     stream: Ints
     hidden: Ints  # nanoseconds of it during which something computed
+    computed: Ints  # nanoseconds of computing since the recording began, when it starts: what lies between two calls
     groups: tuple[Group, ...]
     # When computing ran during calls, as disjoint intervals in order: what part of a wait was hidden can be asked later.
     busy_starts: Ints
@@ -117,6 +118,7 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
         peer=np.where(column("source") != NONE, column("source"), column("target")),
         stream=trace.events.track[rows].astype(np.int64),
         hidden=before(busy, ends) - before(busy, starts),
+        computed=before(compute, starts),
         groups=groups,
         busy_starts=busy[0] + trace.base_ns,
         busy_ends=busy[1] + trace.base_ns,
