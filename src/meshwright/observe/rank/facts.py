@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from meshwright.observe.rank.breakdown import Breakdown, breakdown
 from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
+from meshwright.observe.rank.issued import issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
+from meshwright.observe.rank.operators import Operators, operators_of
+from meshwright.observe.rank.roofline import roofline
 from meshwright.observe.rank.steps import Span, host_steps
 from meshwright.observe.rank.windows import Windows, windows
 from meshwright.observe.rank.work import COMPUTE, Work, work_of
-from meshwright.observe.traces import Category, Note, Trace
+from meshwright.observe.traces import Note, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,7 @@ class RankFacts:
     devices: tuple[DeviceFacts, ...]  # the busiest first; none where nothing worked
     kernels: tuple[Kernel, ...]
     operators: tuple[Kernel, ...]  # time on the host
+    costs: Operators  # of operators: time on the device, and what their shapes ask for
     notes: tuple[Note, ...]
 
 
@@ -62,6 +66,8 @@ def digest(trace: Trace) -> RankFacts:
     steps = host_steps(trace)
     properties = trace.header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
+    host = issued(trace)
+    costs = operators_of(trace, host, roofline(first))
     return RankFacts(
         path=trace.path,
         rank=trace.rank,
@@ -75,7 +81,8 @@ def digest(trace: Trace) -> RankFacts:
         breakdown=breakdown(trace),
         devices=tuple(_device(trace, work, steps) for work in work_of(trace)),
         kernels=kernel_table(trace),
-        operators=kernel_table(trace, Category.OPERATOR),
+        operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
+        costs=costs,
         notes=trace.notes,
     )
 
