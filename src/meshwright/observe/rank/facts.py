@@ -15,6 +15,7 @@ from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
 from meshwright.observe.rank.issued import issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
+from meshwright.observe.rank.modules import Modules, modules_of
 from meshwright.observe.rank.operators import Operators, operators_of
 from meshwright.observe.rank.roofline import roofline
 from meshwright.observe.rank.steps import Span, host_steps
@@ -52,6 +53,7 @@ class RankFacts:
     kernels: tuple[Kernel, ...]
     operators: tuple[Kernel, ...]  # time on the host
     costs: Operators  # of operators: time on the device, and what their shapes ask for
+    modules: Modules
     notes: tuple[Note, ...]
 
 
@@ -83,6 +85,7 @@ def digest(trace: Trace) -> RankFacts:
         kernels=kernel_table(trace),
         operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
         costs=costs,
+        modules=modules_of(trace, host),
         notes=trace.notes,
     )
 
