@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from meshwright.observe.rank.breakdown import Breakdown, breakdown
 from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
-from meshwright.observe.rank.issued import issued
+from meshwright.observe.rank.issued import Issued, issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
+from meshwright.observe.rank.launches import Launches, launches_of
 from meshwright.observe.rank.modules import Modules, modules_of
 from meshwright.observe.rank.operators import Operators, operators_of
 from meshwright.observe.rank.roofline import roofline
@@ -31,6 +32,7 @@ class DeviceFacts:
     device: int | float | str | None
     windows: Windows
     calls: Calls
+    launches: Launches
     by_class: NDArray[np.int64]  # [step, place in CLASSES]: nanoseconds of kernels that compute, each on its own
     launched: NDArray[np.int64]  # [step, place in CLASSES]: how many of them
 
@@ -81,7 +83,7 @@ def digest(trace: Trace) -> RankFacts:
         events=len(trace.events),
         text_bytes=trace.text_bytes,
         breakdown=breakdown(trace),
-        devices=tuple(_device(trace, work, steps) for work in work_of(trace)),
+        devices=tuple(_device(trace, work, steps, host) for work in work_of(trace)),
         kernels=kernel_table(trace),
         operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
         costs=costs,
@@ -90,7 +92,7 @@ def digest(trace: Trace) -> RankFacts:
     )
 
 
-def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> DeviceFacts:
+def _device(trace: Trace, work: Work, steps: tuple[Span, ...], host: Issued) -> DeviceFacts:
     found, member = windows(work, steps)
     computes = work.kind == COMPUTE
     computing = work.some(computes)
@@ -103,6 +105,7 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> DeviceFacts:
         device=work.device,
         windows=found,
         calls=calls_of(trace, work, member),
+        launches=launches_of(trace, work, host),
         by_class=spent.astype(np.int64).reshape(shape),
         launched=np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape),
     )

@@ -63,7 +63,7 @@ def modules_of(trace: Trace, work: Issued) -> Modules:
     kinds = [re.sub(r"_\d+$", "", word) for word in words]
     held = part >= 0
     times = [
-        np.bincount(part[held & flag], work.time[held & flag], minlength=len(scopes))
+        np.bincount(part[held & flag], work.time[held & flag], minlength=len(scopes)).astype(np.float64)
         for flag in (~is_backward, is_backward)
     ]
     total = int(work.time.sum())
