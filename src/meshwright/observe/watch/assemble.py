@@ -8,9 +8,10 @@ relative, so that most of them do not even change.
 from __future__ import annotations
 
 import dis
+import functools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from types import CodeType
 
@@ -36,18 +37,28 @@ class Added:
 
 def call(constant: int, *loads: tuple[int, int]) -> bytes:
     """Call the function among the constants with what `loads` (op, arg) push, and forget what it returns."""
-    n = len(loads)
-    parts = [(OP["PUSH_NULL"], 0), (OP["LOAD_CONST"], constant), *loads, (OP["PRECALL"], n), (OP["CALL"], n)]
-    return b"".join(_bytes(op, arg) for op, arg in (*parts, (OP["POP_TOP"], 0)))
+    pushed = b"".join([_bytes(op, arg) for op, arg in loads])
+    return _NULL + _bytes(OP["LOAD_CONST"], constant) + pushed + _called(len(loads))
+
+
+@functools.cache
+def _called(count: int) -> bytes:
+    return b"".join(_bytes(OP[name], arg) for name, arg in (("PRECALL", count), ("CALL", count), ("POP_TOP", 0)))
 
 
 def _bytes(op: int, arg: int) -> bytes:
-    extended = [(dis.EXTENDED_ARG, arg >> shift & 0xFF) for shift in (24, 16, 8) if arg >> shift]
-    return bytes(b for pair in (*extended, (op, arg & 0xFF)) for b in pair) + bytes(2 * _CACHES[op])
+    caches = bytes(2 * _CACHES[op])
+    if arg < 256:
+        return bytes((op, arg)) + caches
+    extended = [bytes((dis.EXTENDED_ARG, arg >> shift & 0xFF)) for shift in (24, 16, 8) if arg >> shift]
+    return b"".join(extended) + bytes((op, arg & 0xFF)) + caches
+
+
+_NULL = _bytes(OP["PUSH_NULL"], 0)
 
 
 def put_together(
-    code: CodeType, body: list[Instruction], added: dict[int, Added], constants: tuple[object, ...], on_raise: bytes
+    code: CodeType, body: Sequence[Instruction], added: dict[int, Added], constants: tuple[object, ...], on_raise: bytes
 ) -> CodeType:
     """The code with what is added, by the bytes of instructions; what leaves it as an exception passes `on_raise`."""
     jumps = [one for one in body if one.op in JUMPS]

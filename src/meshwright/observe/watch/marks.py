@@ -32,9 +32,9 @@ class Mark:
         """Whether the same object is as it was."""
         return True
 
-    def moved(self, value: Any) -> str:
-        """What it has become, item by item where that can be said, else ""."""
-        return ""
+    def since(self, old: object, value: Any) -> str:
+        """What it has become, item by item where that can be said."""
+        return self.text
 
 
 class _Facts(Mark):
@@ -83,7 +83,7 @@ class _Bytes(_Facts):
 class _Items(Mark):
     """Of a list, dict, set or deque; of tensors in it also their versions."""
 
-    __slots__ = ("counts", "ids", "is_dict", "keys", "length", "tensors")
+    __slots__ = ("counts", "ids", "is_dict", "key_ids", "keys", "length", "tensors")
     deep = True
 
     def __init__(self, value: Any) -> None:
@@ -91,7 +91,7 @@ class _Items(Mark):
         self.is_dict = isinstance(value, dict)
         self.keys = list(islice(value, LOOKED_AT)) if self.is_dict else []
         items = self._items(value)
-        self.ids = [*map(id, items), *map(id, self.keys)]
+        self.ids, self.key_ids = [*map(id, items)], [*map(id, self.keys)]
         self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
         self.counts = [version(items[i]) for i in self.tensors]
         self.length = len(value)
@@ -106,23 +106,19 @@ class _Items(Mark):
             return False
         if not self.length:
             return True
-        items = self._items(value)
-        ids = [*map(id, items)]
-        if self.is_dict:
-            ids += map(id, islice(value, LOOKED_AT))
-        if ids != self.ids:
+        items = [*islice(value.values() if self.is_dict else value, LOOKED_AT)]
+        if [*map(id, items)] != self.ids or (self.is_dict and [*map(id, islice(value, LOOKED_AT))] != self.key_ids):
             return False
         return not self.tensors or [version(items[i]) for i in self.tensors] == self.counts
 
-    def moved(self, value: Any) -> str:
-        if self.value_id != id(value) or not isinstance(value, list | dict | deque):
-            return ""
-        new = _Items(value)
-        before, after = self._by_label(), new._by_label()
+    def since(self, old: object, value: Any) -> str:
+        if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):
+            return self.text
+        before, after = old._by_label(), self._by_label()
         items = dict(zip(after, self._items(value), strict=False))
         said = [f"[{describe(key)}] = {describe(items[key])}" for key, one in after.items() if before.get(key) != one]
-        gone = [f"no [{describe(key)}]" for key in self.keys if key not in value]
-        end = f" (the first {LOOKED_AT} compared)" if new.length > LOOKED_AT else ""
+        gone = [f"no [{describe(key)}]" for key in old.keys if key not in value]
+        end = f" (the first {LOOKED_AT} compared)" if self.length > LOOKED_AT else ""
         return shorten(", ".join((describe(value, brief=True), *said[:4], *gone[:4]))) + end
 
     def _by_label(self) -> dict[Any, tuple[int, int | None]]:

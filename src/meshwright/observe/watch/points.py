@@ -8,7 +8,8 @@ effects, another thread) is found by the next look, at the latest when the call 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import NamedTuple
@@ -30,6 +31,7 @@ _ATTRIBUTE = _ops(("STORE_ATTR", "DELETE_ATTR"))
 _LOCAL = _ops(("STORE_FAST", "DELETE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"))
 _CELL = _ops(("STORE_DEREF", "DELETE_DEREF"))
 _GLOBAL = _ops(("STORE_GLOBAL", "DELETE_GLOBAL"))
+_VARIABLE = _LOCAL | _CELL | _GLOBAL
 _LOADS_LAST = _ops(("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST"))
 _LOADS = _ops(("LOAD_FAST", "LOAD_FAST_BORROW"))
 _IN_PLACE = frozenset(i for i, (_, text) in enumerate(getattr(dis, "_nb_ops", ())) if text.endswith("="))
@@ -65,31 +67,35 @@ class Points:
     frames: bool  # whether local or global variables can be different at all
 
 
-def decode(code: CodeType) -> list[Instruction]:
+def decode(code: CodeType) -> tuple[Instruction, ...]:
     """The instructions, each with its EXTENDED_ARGs and caches.
 
     >>> [dis.opname[one.op] for one in decode((lambda: None).__code__)][0]
     'RESUME'
     """
-    raw, extended, start = code.co_code, 0, -1
-    ops, args = raw[::2], raw[1::2]
-    found: list[Instruction] = []
-    i, count = 0, len(ops)
+    return _decoded(code.co_code)
+
+
+@functools.lru_cache(maxsize=4)  # who decides where to look and who puts calls there ask for the same
+def _decoded(raw: bytes) -> tuple[Instruction, ...]:
+    extended, start, found = 0, -1, list[Instruction]()
+    ops, args = raw[::2] + b"\xff", raw[1::2]
+    i, count, make = 0, len(args), tuple.__new__
     while i < count:
         op, arg, at = ops[i], args[i] | extended, 2 * i
         i += 1
         if op == dis.EXTENDED_ARG:
             extended, start = arg << 8, at if start < 0 else start
             continue
-        while i < count and ops[i] == 0:  # a cache
+        while not ops[i]:  # a cache
             i += 1
-        found.append(Instruction(at if start < 0 else start, at, 2 * i, op, arg))
+        found.append(make(Instruction, (at if start < 0 else start, at, 2 * i, op, arg)))
         extended, start = 0, -1
-    return found
+    return tuple(found)
 
 
 def points_of(
-    code: CodeType, body: list[Instruction], *, attributes: Holds, names: Holds, globals_: Holds
+    code: CodeType, body: Sequence[Instruction], *, attributes: Holds, names: Holds, globals_: Holds
 ) -> Points:  # fmt: skip
     """Where to look, for names that these hold."""
     effects = _Effects(code, body, attributes, names, globals_)
@@ -120,7 +126,7 @@ def _runs(code: CodeType) -> Iterator[tuple[int, int]]:
 
 
 def _points_of_run(
-    body: list[Instruction], first: int, end: int, line: int, effects: _Effects, found: dict[int, Point]
+    body: Sequence[Instruction], first: int, end: int, line: int, effects: _Effects, found: dict[int, Point]
 ) -> bool:
     """One line's: before every way out of it. Whether local or global variables can be different after it."""
     stored, frame, whole, inner, ever = list[str](), False, False, False, False
@@ -142,10 +148,10 @@ def _points_of_run(
                 stored.append(name)
         elif one.op in _ANYTHING:
             whole = True
-        elif effects.frame(one):
-            frame = True
-        if one.op in _LOCAL and i > first and _in_place(body[i - 1]):
-            whole = True  # x += 1: what x is may be held by an attribute too
+        elif one.op in _VARIABLE:
+            frame |= effects.frame(one)
+            if one.op in _LOCAL and i > first and _in_place(body[i - 1]):
+                whole = True  # x += 1: what x is may be held by an attribute too
     last = body[end - 1].op
     if (stored or frame or whole) and end < len(body) and last not in _ENDS and last not in _LEADS_AWAY:
         found[body[end].start] = Point(line, tuple(dict.fromkeys(stored)), frame, whole)
@@ -156,7 +162,7 @@ class _Effects:
     """What single instructions do to names that are followed."""
 
     def __init__(
-        self, code: CodeType, body: list[Instruction], attributes: Holds, names: Holds, globals_: Holds
+        self, code: CodeType, body: Sequence[Instruction], attributes: Holds, names: Holds, globals_: Holds
     ) -> None:
         self._code, self._attributes, self._names, self._globals = code, attributes, names, globals_
         moved = any(one.op in _LOCAL and 0 in _places(one) for one in body)
@@ -170,7 +176,7 @@ class _Effects:
             return any(map(self._names, (*self._code.co_cellvars, *self._code.co_freevars)))  # one of these
         return one.op in _GLOBAL and self._globals(self._code.co_names[one.arg])
 
-    def stored(self, body: list[Instruction], i: int, first: int) -> str | None:
+    def stored(self, body: Sequence[Instruction], i: int, first: int) -> str | None:
         """The attribute of the first argument that it stores; "" if not followed; None if it is another object's."""
         if not self._first or not _of_first(body, i, first):
             return None
@@ -186,7 +192,7 @@ def _places(one: Instruction) -> tuple[int, ...]:
     return (one.arg >> 4,) if name == "STORE_FAST_LOAD_FAST" else (one.arg,)
 
 
-def _of_first(body: list[Instruction], i: int, first: int) -> bool:
+def _of_first(body: Sequence[Instruction], i: int, first: int) -> bool:
     if i > first and _loads_first(body[i - 1]):
         return True
     if i < first + 5 or body[i - 1].op != _SWAP or not _in_place(body[i - 2]):

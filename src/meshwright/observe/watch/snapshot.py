@@ -75,21 +75,18 @@ class Snapshot:
         names, values = [*items], [*items.values()]
         ids = [*map(id, values)]
         if names == self._names:
-            maybe = {i for i, (new, old) in enumerate(zip(ids, self._ids, strict=True)) if new != old}
-            maybe.update(i for i, mark in self._all_deep() if not mark.same(values[i]))
+            moved = {self._place[name] for name, mark in self._deep.items() if not mark.same(items[name])}
+            maybe = moved.union(i for i, (new, old) in enumerate(zip(ids, self._ids, strict=True)) if new != old)
         else:
-            maybe, self._stale = set(range(len(names))), True
+            moved, maybe, self._stale = set(), set(range(len(names))), True
         found = []
         for i in sorted(maybe):
-            if self._holds(names[i], values[i]) and not self._unchanged(names[i], values[i]):
+            if self._holds(names[i], values[i]) and (i in moved or not self._unchanged(names[i], values[i])):
                 found.append(self._set(names[i], values[i]))
         self._ids = ids
         if self._stale:
             found += self._arrange(names, values)
         return found
-
-    def _all_deep(self) -> list[tuple[int, Mark]]:
-        return [(self._place[name], mark) for name, mark in self._deep.items()]
 
     def _arrange(self, names: list[str], values: list[object]) -> list[Change]:
         """Names came or went, or another kind of value: where to find what. Says which names are gone."""
@@ -121,9 +118,8 @@ class Snapshot:
             self._marks[name] = value
             self._stale |= self._deep.pop(name, None) is not None
         else:
-            text = old.moved(value) if isinstance(old, Mark) else ""
             mark = self._marks[name] = mark_of(value)
-            text = text or mark.text
+            text = mark.since(old, value)
             self._stale |= mark.deep or name in self._deep
             self._deep.pop(name, None)
             if mark.deep:
