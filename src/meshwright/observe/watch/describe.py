@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
 from itertools import islice
@@ -9,6 +10,7 @@ from typing import Any
 
 _LONGEST = 96  # characters of a value in an event
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
+_SMALL = 256  # bits of a number whose text is short
 _NUMBERS = frozenset({bool, float, type(None)})
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque})
 
@@ -19,7 +21,7 @@ def describe(value: Any, *, brief: bool = False) -> str:
     ('[1, 2]', 'dict of 1', '<object>')
     """
     kind = type(value)
-    if kind in _NUMBERS:
+    if kind in _NUMBERS or (kind is int and value.bit_length() < _SMALL):
         return repr(value)
     if kind in PLAIN:
         return shorten(_text(value))
@@ -62,10 +64,15 @@ def is_array(value: object) -> bool:
 
 
 def tensor_text(value: Any) -> str:
-    placed = getattr(value, "placements", None)
+    kind = type(value).__name__
+    placed = getattr(value, "placements", None) if kind not in ("Tensor", "Parameter") else None
     where = f" {', '.join(map(str, placed))}" if placed is not None else ""
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{type(value).__name__}{list(value.shape)} {dtype} {value.device}{where} v{version(value)}"
+    return f"{kind}{list(value.shape)} {_kind_text(value.dtype, value.device)}{where} v{version(value)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_text(dtype: object, device: object) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {device}"
 
 
 def version(value: Any) -> int:

@@ -42,7 +42,7 @@ class Follower:
         self.recorder = recorder
         self.attributes, self.names, self.globals = names
         self.said, self.up, self.objects = said, frames_up, Objects(self.attributes)
-        self._modules: dict[int, Snapshot] = {}
+        self._words, self._modules = bool(said), dict[int, Snapshot]()
 
     def hooks(self, code: CodeType) -> Hooks:
         return Full(self, code).hooks()
@@ -73,11 +73,13 @@ class Follower:
         shift, emit = self.recorder.shift, self.recorder.emit
         for one in changes:
             words = text
-            if self.said and one.event == "set":
+            if self._words and one.event == "set":
                 said = self.said.changed(one.old, one.new)
                 words = f"{text}  {said}" if text and said else text or said
-            now, name = perf_counter_ns() + shift, owner + one.name
-            emit(Event(one.event, now, 0, thread.name, depth, name, at, None, one.old_text, one.new_text, words))
+            now = perf_counter_ns() + shift
+            emit(
+                Event(one.event, now, 0, thread.name, depth, owner + one.name, at, None, one.old_text, one.new_text, words)
+            )
 
 
 Where = tuple[str, int, str]  # file:line, depth, words
@@ -109,12 +111,35 @@ class Full:
         elif not self._attributes:
             points = {at: one for at, one in points.items() if one.frame or one.whole}
         return Hooks(
-            self._enter, self._leave(), self._suspend, self._resume, self._raised, self._point() if points else None,
+            self._enter(), self._leave(), self._suspend, self._resume, self._raised, self._point() if points else None,
             points, wants_self=self._attributes,
         )  # fmt: skip
 
-    def _enter(self, thing: object) -> None:
-        self._start("run", thing, sys._getframe(self._up) if self._frames or self._words else None)
+    def _enter(self) -> Callable[[object], None]:
+        recorder, local, key, start, own = self._recorder, self._recorder.local, self._key, self._start, self._own
+        emit, shift, name, at, now = recorder.emit, recorder.shift, self._name, self._at, perf_counter_ns
+        frame_of, up, more, known = sys._getframe, self._up, self._frames or self._words, self._follow.objects.known
+
+        def enter(thing: object) -> None:
+            thread, seen = getattr(local, "thread", None), known.get(id(thing))
+            if more or thread is None or thread.busy or not own.get(type(thing)) or seen is None:
+                start("run", thing, frame_of(up) if more else None)
+                return
+            thread.busy = True
+            try:
+                usual = recorder.on and seen.thing() is thing and seen.same(seen.items(thing))
+            except Exception:
+                usual = False  # which is looked into again, and said
+            finally:
+                thread.busy = False
+            if usual:
+                time, calls = now() + shift, thread.calls
+                emit(Event("run", time, 0, thread.name, len(calls), name, at))
+                calls.append(Call(key, time, thing, seen, None))
+            else:
+                start("run", thing, None)
+
+        return enter
 
     def _resume(self) -> None:
         self._wake(sys._getframe(self._up))
@@ -177,13 +202,13 @@ class Full:
             try:
                 seen = call.seen
                 if seen is not None:
-                    items, found = seen.items(call.thing), None
-                    if whole:
-                        if not seen.same(items):
-                            found = seen.changes(items)
+                    items = seen.items(call.thing)
+                    if not whole:
+                        found = seen.stored(stored[0], items) if stored else []
+                        for name in stored[1:]:
+                            found += seen.stored(name, items)
                     else:
-                        for name in stored:
-                            found = (found or []) + seen.stored(name, items)
+                        found = [] if seen.same(items) else seen.changes(items)
                     if found:
                         say(thread, found, call.thing, (f"{file}:{line or _handled()}", len(calls), ""))
                 if frames and (in_frame or whole):

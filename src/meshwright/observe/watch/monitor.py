@@ -24,7 +24,8 @@ class Monitored:
         self._codes: list[CodeType] = []  # kept, so that no other code gets the id of one
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
 
-    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType]) -> None:
+    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
+        """Codes are enough here: every function that has one is watched, whenever it was made."""
         self._start()
         events = self._api.events
         for code in codes:

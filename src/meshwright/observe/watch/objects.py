@@ -65,23 +65,24 @@ class Objects:
     """The last look at every watched object, shared by all calls on it, so that a change is said once."""
 
     def __init__(self, names: Names) -> None:
-        self._names, self._seen, self._slots = names, dict[int, Seen](), dict[type, tuple[str, ...]]()
+        self._names, self._slots = names, dict[type, tuple[str, ...]]()
+        self.known: dict[int, Seen] = {}  # by id; an entry may be of an object that is gone
 
     def seen(self, thing: object) -> Seen:
         """The last look at an object, or a first one."""
         key = id(thing)
-        found = self._seen.get(key)
+        found = self.known.get(key)
         if found is not None and found.thing() is thing:
             return found
         kind = type(thing)
         if kind not in self._slots:
             self._slots[kind] = _slots(kind)
-        found = self._seen[key] = Seen(thing, self._names, self._slots[kind], lambda _: self._seen.pop(key, None))
+        found = self.known[key] = Seen(thing, self._names, self._slots[kind], lambda _: self.known.pop(key, None))
         return found
 
     def forget(self, thing: object) -> None:
         """Let go of an object that cannot be held weakly."""
-        self._seen.pop(id(thing), None)
+        self.known.pop(id(thing), None)
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -24,12 +24,13 @@ class Rewritten:
     def __init__(self, make: Make) -> None:
         self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
 
-    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType]) -> None:
+    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
+        """Put hooks into the codes, of these functions and, if there are `others`, of all that can be found."""
         wanted = {id(code): code for code in codes}
         done: dict[int, CodeType] = {}
         found = list(functions)
         inner = [code for code in wanted.values() if "<locals>" in code.co_qualname]
-        if inner:  # functions that were made by a watched or unwatched call before this one
+        if inner and others:  # functions that were made by a watched or unwatched call before this one
             found += [one for one in gc.get_referrers(*inner) if isinstance(one, FunctionType)]
         for function in found:
             old = function.__code__

@@ -50,10 +50,7 @@ class Snapshot:
             return False
         if self._pick is not None and [*map(len, self._pick(values))] != self._lengths:
             return False
-        for place, mark in self._full:
-            if not mark.same(values[place]):
-                return False
-        return True
+        return not self._full or all([mark.same(values[place]) for place, mark in self._full])
 
     def stored(self, name: str, items: Mapping[str, object]) -> list[Change]:
         """As `changes`, where no other name can be different."""
