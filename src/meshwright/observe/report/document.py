@@ -19,7 +19,7 @@ def document(found: Analysis) -> dict[str, Any]:
     """
     >>> import meshwright as mw
     >>> sorted(document(mw.analyze("tests/data/traces/param/dlrm_8rank", cache=False)))[:4]
-    ['clocks', 'collectives', 'computing', 'findings']
+    ['clocks', 'collectives', 'computing', 'critical_paths']
     """
     shares = shares_of(found)
     across = found.across
