@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import meshwright as mw
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.launch import ray_driver
 from meshwright.launch.front import Where, requested
+from meshwright.observe.report.document import document
 from meshwright.run.checkpoint import latest
 from meshwright.run.options import Training
 from tests.conftest import ROOT
@@ -146,3 +148,14 @@ def test_kinds_of_devices_are_asked_for_by_rays_names() -> None:
         "mi355x",
     ):
         assert ray_driver.accelerator_type(mw.Cluster.preset(name).device(0)) in known, name
+
+
+def test_traces_read_on_nodes_say_what_they_say_here(cluster: str, tmp_path: Path) -> None:
+    for file in (ROOT / "tests/data/traces/param/dlrm_8rank").iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "rank9.json").write_text("{")
+    there = document(mw.analyze(tmp_path, ray=cluster, cache=False))
+    assert there == document(mw.analyze(tmp_path, workers=1, cache=False))
+    assert len(there["ranks"]) == 8
+    assert [Path(one["path"]).name for one in there["skipped"]] == ["rank9.json"]
+    assert not ray.is_initialized()

@@ -301,7 +301,7 @@ def test_real_ranks_wait_as_counted_by_hand(dlrm: list[RankFacts]) -> None:
         seen = [waits(found)[rank][call] / 1000 for rank in range(8)]
         assert seen == expected
     assert found.aligned.notes == ()
-    assert {row.kind: row.calls for row in found.table} == {"send_recv": 5, "all_reduce": 3}
+    assert {row.kind: row.calls for row in found.table} == {"all_to_all": 5, "all_reduce": 3}
 
 
 def test_a_skewed_copy_of_real_ranks_waits_the_same(dlrm: list[RankFacts]) -> None:
@@ -326,4 +326,4 @@ def test_findings_travel(dlrm: list[RankFacts]) -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.table == found.table
     assert (again.parts.waiting == found.parts.waiting).all()
-    assert {KINDS[kind] for kind in again.aligned.matched.kind} == {"send_recv", "all_reduce"}
+    assert {KINDS[kind] for kind in again.aligned.matched.kind} == {"all_to_all", "all_reduce"}

@@ -12,7 +12,7 @@ import click
 from meshwright.cli.common import as_json, console, print_json
 from meshwright.errors import InputError
 from meshwright.files import writable, write_text
-from meshwright.plan import read_plan
+from meshwright.plan import Plan
 
 if TYPE_CHECKING:
     from meshwright.observe.analysis import Analysis
@@ -58,7 +58,7 @@ def command(
     for option, path in (("--html", html), ("--perfetto", perfetto)):
         if path is not None:
             writable(option, path)
-    plan = read_plan(plan_)[0] if plan_ else None
+    plan = Plan.load(plan_) if plan_ else None
     how: dict[str, Any] = {"workers": workers, "ray": ray, "cache": not no_cache}
     with bar("reading traces") as tell:
         found = analyze(paths, plan=plan, tell=tell, **how)
@@ -79,7 +79,7 @@ def command(
     _show(found)
     for path in (html, perfetto):
         if path is not None:
-            console().print(f"written to {path}")
+            click.echo(f"written to {path}")
 
 
 def _show(found: Analysis) -> None:
@@ -87,16 +87,12 @@ def _show(found: Analysis) -> None:
 
     screen = console()
     for line in lines(found):
-        screen.print(line)
+        click.echo(line)
     for table in tables(found):
         screen.print()
         screen.print(table)
-    told = list(notes(found))
-    if told:
-        screen.print()
-        screen.print("Notes:")
-    for note in told:
-        screen.print(f"  {note}")
+    for number, note in enumerate(notes(found)):
+        click.echo(f"  {note}" if number else f"\nNotes:\n  {note}")
 
 
 def _window(found: Analysis, path: str, cache: bool) -> None:

@@ -120,6 +120,13 @@ def _pipeline(found: Analysis, shares: Shares) -> Iterator[Finding]:
 
 def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
     """Devices without work: say how small the kernels are, since that decides what helps."""
+    if all(device.device == "host" for facts in found.ranks for device in facts.devices):
+        yield Finding(
+            shares.parts["host_bound"],
+            "passes outside of operators and exchanges: in Python, in the input pipeline, or waiting unseen",
+            "record Python's stacks (with_stack=True) to see where; torch.compile removes most of what is between operators",
+        )
+        return
     kernels = [kernel for facts in found.ranks for kernel in facts.kernels]
     count, total = sum(kernel.count for kernel in kernels), sum(kernel.total for kernel in kernels)
     small = f" (a kernel lasts {seconds(total / count)} on average)" if count else ""

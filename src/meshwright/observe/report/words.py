@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -52,10 +53,10 @@ def ranks_text(numbers: Iterable[int]) -> str:
 
 
 def short_name(kernel: str, width: int = 60) -> str:
-    """A kernel's name without what templates and arguments add to it.
+    """A kernel's name without what templates and arguments add to it, but for the functor that tells what it does.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>(int, float)")
-    'at::native::vectorized_elementwise_kernel'
+    'at::native::vectorized_elementwise_kernel FillFunctor'
     """
     name = kernel.removeprefix("void ")
     depth, kept = 0, []
@@ -64,4 +65,6 @@ def short_name(kernel: str, width: int = 60) -> str:
         if depth <= 0 and sign not in ">)":
             kept.append(sign)
     text = "".join(kept).strip() or name
+    if found := re.search(r"(\w*(?:[fF]unctor|Ops)\w*|\w+_kernel_cuda|\w+_kernel_impl)", name[len(text) :]):
+        text += f" {found[1]}"
     return text if len(text) <= width else text[: width - 3] + "..."
