@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from meshwright.observe.rank.breakdown import Breakdown, breakdown
 from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
+from meshwright.observe.rank.holders import Held, held_at_peak
 from meshwright.observe.rank.issued import Issued, issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
 from meshwright.observe.rank.launches import Launches, launches_of
@@ -56,6 +57,7 @@ class RankFacts:
     operators: tuple[Kernel, ...]  # time on the host
     costs: Operators  # of operators: time on the device, and what their shapes ask for
     modules: Modules
+    memory: Held | None  # None where allocations were not recorded
     notes: tuple[Note, ...]
 
 
@@ -88,6 +90,7 @@ def digest(trace: Trace) -> RankFacts:
         operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
         costs=costs,
         modules=modules_of(trace, host),
+        memory=held_at_peak(trace, host),
         notes=trace.notes,
     )
 

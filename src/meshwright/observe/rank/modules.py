@@ -54,13 +54,11 @@ class Modules:
 
 def modules_of(trace: Trace, work: Issued) -> Modules:
     """Parts by the best that a trace has."""
-    source, chosen, names = _scopes(trace)
+    source, scopes, words = scopes_of(trace, work.threads)
     if not source or not len(work.rows):
         return Modules("", (), (), int(work.time.sum()))
-    scopes = nest(trace, chosen, work.threads)
     part, is_backward = _parts(trace, work, scopes)
-    words = [names[int(number)] for number in trace.events.name[scopes.rows]]
-    kinds = [re.sub(r"_\d+$", "", word) for word in words]
+    kinds = [kind_of(word) for word in words]
     held = part >= 0
     times = [
         np.bincount(part[held & flag], work.time[held & flag], minlength=len(scopes)).astype(np.float64)
@@ -69,6 +67,22 @@ def modules_of(trace: Trace, work: Issued) -> Modules:
     total = int(work.time.sum())
     parts = _tree(scopes, words, times, total)
     return Modules(source, parts, _tree(scopes, kinds, times, total), int(work.time[~held].sum()))
+
+
+def kind_of(word: str) -> str:
+    """A module's class, without the number of the instance.
+
+    >>> kind_of("Linear_3")
+    'Linear'
+    """
+    return re.sub(r"_\d+$", "", word)
+
+
+def scopes_of(trace: Trace, threads: Ints) -> tuple[str, Nest, list[str]]:
+    """What tells of parts, their spans, and the name of each."""
+    source, chosen, names = _scopes(trace)
+    spans = nest(trace, chosen, threads)
+    return source, spans, [names[int(number)] for number in trace.events.name[spans.rows]]
 
 
 def _scopes(trace: Trace) -> tuple[str, Ints, dict[int, str]]:
