@@ -254,10 +254,10 @@ def data_parallel(
         program: list[Op] = []
         for step in range(steps):
             program.append(Step(step))
-            if host(rank, step):
-                program.append(Host(host(rank, step)))
-            for _ in range(layers):
+            for layer in range(layers):
                 program.append(Compute(compute(rank, step)))
+                if layer == 0 and host(rank, step):
+                    program.append(Host(host(rank, step)))
                 program.append(Compute(100_000, "layer_norm_kernel"))
                 program.append(Collective(every, transfer, description="mesh_dp", blocks=not overlap))
             program.append(Join())

@@ -1,0 +1,92 @@
+"""Which of several ranks that do the same are slower than the others, by how much, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.job.ordering import Ints
+
+Floats = NDArray[np.float64]
+SPREAD = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+MEDIAN = 1.2533  # and how much less sure a median is than a mean
+SURE, SURER = 6.0, 10.0  # standard deviations that are no accident; with fewer than FEW steps these are not well known
+FEW = 5
+JUMP = 30.0  # how many times the variance of a step a change must explain to be one
+SHORTEST = 3  # steps that a change must last
+
+
+@dataclass(frozen=True, eq=False)
+class Slow:
+    """One value per rank."""
+
+    sure: NDArray[np.bool_]
+    level: Floats  # how much larger its values are than those of its peers, from `since` on
+    since: Ints  # the place of the first slow step; 0 for slow from the start
+
+
+def excess(values: Floats) -> Floats:
+    """[ranks, steps]: what each rank has over the median of all; of two, over the other.
+
+    >>> excess(np.array([[1.0], [1.0], [4.0]])).tolist(), excess(np.array([[1.0], [4.0]])).tolist()
+    ([[0.0], [0.0], [3.0]], [[-3.0], [3.0]])
+    """
+    if len(values) == 2:
+        return values - values[::-1]
+    return values - np.median(values, axis=0)
+
+
+def slow(over: Floats, least: float) -> Slow:
+    """Ranks whose values lie over those of their peers, by at least `least` and more than noise explains.
+
+    Noise is seen twice: from step to step, and between ranks that are all alike.
+
+    >>> found = slow(np.array([[0.0, 0.01, -0.01, 0.0, 0.01, 0.0]] * 4 + [[0.0, 0.01, 0.2, 0.21, 0.19, 0.2]]), 0.04)
+    >>> found.sure.tolist(), int(found.since[4]), round(float(found.level[4]), 2)
+    ([False, False, False, False, True], 2, 0.2)
+    """
+    ranks, steps = over.shape
+    since = _changes(over)
+    later = np.arange(steps) >= since[:, None]
+    level = np.nanmedian(np.where(later, over, np.nan), axis=1)
+    before = np.array(
+        [np.median(row[:first]) if first else 0.0 for row, first in zip(over, since.tolist(), strict=True)]
+    )
+    own = np.median(np.abs(over - np.where(later, level[:, None], before[:, None])), axis=1)
+    noise = MEDIAN * SPREAD * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
+    usual = np.median(over, axis=1)
+    between = SPREAD * float(np.median(np.abs(usual - np.median(usual)))) if ranks > 2 else 0.0
+    times = np.where(steps - since < FEW, SURER, SURE)
+    sure = level >= np.maximum(least, times * np.maximum(noise, between))
+    if steps < SHORTEST and ranks < 4:
+        sure[:] = False  # neither steps nor ranks tell what is usual
+    return Slow(sure, level, since)
+
+
+def _changes(over: Floats) -> Ints:
+    """The step from which each rank's values lie clearly higher than before; 0 where there is none."""
+    ranks, steps = over.shape
+    if steps < 2 * SHORTEST:
+        return np.zeros(ranks, np.int64)
+    calm = _without_spikes(over)
+    places = np.arange(1, steps - SHORTEST + 1)
+    sums = np.cumsum(calm, axis=1)
+    head = sums[:, places - 1] / places
+    tail = (sums[:, -1:] - sums[:, places - 1]) / (steps - places)
+    explained = places * (steps - places) / steps * (tail - head) ** 2
+    best = np.argmax(np.where(tail > head, explained, -1.0), axis=1)
+    at = (np.arange(ranks), best)
+    levels = np.where(np.arange(steps) < places[best][:, None], head[at][:, None], tail[at][:, None])
+    own = np.median(np.abs(over - levels), axis=1)
+    noise = (SPREAD * np.maximum(own, np.median(own))) ** 2
+    real = (tail[at] > 0) & (head[at] < tail[at] / 2) & (tail[at] > head[at]) & (explained[at] > JUMP * noise)
+    return np.where(real, places[best], 0)
+
+
+def _without_spikes(values: Floats) -> Floats:
+    """Medians of three neighbours: one odd step is no change."""
+    wide = np.concatenate([values[:, :1], values, values[:, -1:]], axis=1)
+    middle: Floats = np.median(np.stack([wide[:, :-2], wide[:, 1:-1], wide[:, 2:]]), axis=0)
+    return middle

@@ -1,0 +1,221 @@
+"""Stragglers: which rank is slow, in what, since which step, and what that costs. Nobody where all are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.observe.job.across import Across
+from meshwright.observe.job.links import slow_links
+from meshwright.observe.job.ordering import Ints
+from meshwright.observe.job.slowness import Slow, excess, slow
+from meshwright.observe.job.steps import by_step
+from meshwright.observe.rank.classes import CLASSES
+from meshwright.observe.rank.facts import RankFacts
+
+LEAST = 0.04  # of a rank's own work
+LEAST_OF_STEP = 0.01
+ALIKE = 0.02  # by how much numbers of kernels of ranks that do the same may differ
+EVERYTHING = "all computing"
+MOST = 0.8  # of what a rank is slower by must come from classes that are all slow by the same
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank, or all ranks of a stage or link, that others wait for."""
+
+    ranks: tuple[int, ...]
+    cause: (
+        str  # "compute", "host" (issues its work late), "link" (moves data slowly), "stage" (has more work than others)
+    )
+    where: str  # the class of kernels; the collective of a slow link; "" otherwise
+    slower: float  # than its peers: of its computing, of the transfer; for "host", of the step
+    since: int | None  # number of the first slow step; None for from the start
+    extra: int  # nanoseconds per step over its peers
+    costs: int  # nanoseconds that a step would be shorter by
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    found: tuple[Straggler, ...]  # the costliest first
+    step: int  # nanoseconds: the median step
+    compared: tuple[tuple[int, ...], ...]  # ranks that do the same and were held against each other
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that are slow themselves: not those of stages that have more to do."""
+        return tuple(sorted({rank for one in self.found if one.cause in ("compute", "host") for rank in one.ranks}))
+
+
+def stragglers(facts: Sequence[RankFacts], job: Across) -> Stragglers:
+    """Compare ranks that do the same work.
+
+    >>> from meshwright.observe.job.across import across
+    >>> stragglers([], across([])).found
+    ()
+    """
+    if not facts:
+        return Stragglers((), 0, ())
+    nothing = np.empty((0, len(CLASSES)), np.int64)
+    spent = by_step(facts, [one.devices[0].by_class if one.devices else nothing for one in facts])
+    times = by_step(facts, [one.devices[0].launched if one.devices else nothing for one in facts])
+    lengths = job.parts.length[job.parts.present]
+    step = int(np.median(lengths)) if len(lengths) else 0
+    groups = [np.array(places) for places in _peers(times, job)]
+    found: list[Straggler] = []
+    for group in groups:
+        steps = np.flatnonzero(job.parts.present[group].all(axis=0))
+        if len(steps):
+            found += _computing(job, group, steps, spent[np.ix_(group, steps)].astype(np.float64), step)
+            found += _hosts(job, group, steps, step)
+    found += _stages(job, spent.sum(axis=2), step)
+    found += [
+        Straggler(link.ranks, "link", link.what, link.slower, None, link.extra, link.extra)
+        for link in slow_links(facts, job.aligned)
+        if link.extra >= LEAST_OF_STEP * step
+    ]
+    return Stragglers(
+        found=tuple(sorted(found, key=lambda one: -one.costs)),
+        step=step,
+        compared=tuple(tuple(job.ranks[place] for place in group.tolist()) for group in groups),
+    )
+
+
+def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
+    """Places of ranks of the same stage that launch the same kernels equally often."""
+    usual = np.median(times, axis=1) if times.size else np.zeros((len(times), len(CLASSES)))
+    groups: list[list[int]] = []
+    for place in range(len(usual)):
+        for group in groups:
+            other = usual[group[0]]
+            near = np.abs(usual[place] - other) <= np.maximum(ALIKE * np.maximum(usual[place], other), 0.5)
+            if job.pipeline.stage[place] == job.pipeline.stage[group[0]] and near.all():
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    yield from (group for group in groups if len(group) > 1)
+
+
+def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64], step: int) -> list[Straggler]:
+    """Ranks whose kernels take longer than those of their peers, in one class or in all."""
+    whole = spent.sum(axis=2)
+    classes = [place for place in range(len(CLASSES)) if spent[:, :, place].any()]
+    measured = {place: _relative(spent[:, :, place]) for place in classes}
+    total = _relative(whole)
+    found = []
+    for rank in range(len(group)):
+        parts = [
+            (place, extra)
+            for place, (seen, over) in measured.items()
+            if seen.sure[rank] and (extra := _extra(over, seen, rank)) >= LEAST_OF_STEP * step
+        ]
+        seen, over = total
+        extra = _extra(over, seen, rank)
+        if seen.sure[rank] and extra >= LEAST_OF_STEP * step:
+            parts.sort(key=lambda part: -part[1])
+            alone = parts[0][1] > MOST * extra if parts else False
+            where = CLASSES[parts[0][0]] if alone and _others_are_usual(measured, parts[0][0], rank) else EVERYTHING
+        elif parts:
+            place, extra = max(parts, key=lambda part: part[1])
+            (seen, over), where = measured[place], CLASSES[place]
+        else:
+            continue
+        since = int(seen.since[rank])
+        found.append(
+            Straggler(
+                ranks=(job.ranks[group[rank]],),
+                cause="compute",
+                where=where,
+                slower=float(seen.level[rank]),
+                since=int(job.parts.numbers[steps[since]]) if since else None,
+                extra=int(extra),
+                costs=_costs(job, group[rank], extra),
+                stage=job.pipeline.stage[group[rank]],
+            )
+        )
+    return found
+
+
+def _relative(values: NDArray[np.float64]) -> tuple[Slow, NDArray[np.float64]]:
+    """Who is slow by the share of its peers' time, and by how many nanoseconds each is in each step."""
+    over = excess(values)
+    return slow(over / np.maximum(values - over, 1.0), LEAST), over
+
+
+def _extra(over: NDArray[np.float64], seen: Slow, rank: int) -> float:
+    return float(np.median(over[rank, seen.since[rank] :]))
+
+
+def _others_are_usual(measured: dict[int, tuple[Slow, NDArray[np.float64]]], slowest: int, rank: int) -> bool:
+    return not any(seen.sure[rank] for place, (seen, _) in measured.items() if place != slowest)
+
+
+def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[Straggler]:
+    """Ranks whose host issues work later than those of their peers, and that others therefore wait for."""
+    steps = steps[:-1] if len(steps) > 1 else steps  # what the host did late after the last was not recorded
+    late = job.parts.host_bound[np.ix_(group, steps)].astype(np.float64)
+    waits = (job.parts.waiting + job.parts.bubble)[np.ix_(group, steps)].astype(np.float64)
+    over = excess(late)
+    seen = slow(over / max(step, 1), LEAST_OF_STEP)
+    found = []
+    for rank in np.flatnonzero(seen.sure).tolist():
+        since, extra = int(seen.since[rank]), _extra(over, seen, rank)
+        others = np.delete(waits[:, since:], rank, axis=0)
+        missed = float(np.median(np.median(others, axis=0) - waits[rank, since:]))
+        if missed >= LEAST_OF_STEP * step:
+            number = int(job.parts.numbers[steps[since]]) if since else None
+            costs = _costs(job, group[rank], min(extra, missed))
+            stage = job.pipeline.stage[group[rank]]
+            level = float(seen.level[rank])
+            found.append(Straggler((job.ranks[group[rank]],), "host", "", level, number, int(extra), costs, stage))
+    return found
+
+
+def _stages(job: Across, spent: Ints, step: int) -> list[Straggler]:
+    """Stages whose ranks all compute longer than those of other stages: the model is not divided evenly."""
+    stage = np.array([-1 if one is None else one for one in job.pipeline.stage])
+    every = [np.flatnonzero(stage == number) for number in range(job.pipeline.stages)]
+    if len(every) < 2 or not all(len(places) for places in every):
+        return []
+    steps = np.flatnonzero(job.parts.present[stage >= 0].all(axis=0))
+    if not len(steps):
+        return []
+    values = np.array([np.median(spent[np.ix_(places, steps)], axis=0) for places in every])
+    over = excess(values)
+    share = over / np.maximum(values - over, 1.0)
+    found = []
+    for number in range(len(every)):
+        tail = share[number]
+        noise = float(np.median(np.abs(tail - np.median(tail)))) / len(tail) ** 0.5
+        extra = float(np.median(over[number]))
+        level = float(np.median(tail))
+        if level >= max(LEAST, 10 * noise) and extra >= LEAST_OF_STEP * step:
+            ranks = tuple(job.ranks[place] for place in every[number].tolist())
+            found.append(Straggler(ranks, "stage", "", level, None, int(extra), int(extra), number))
+    return found
+
+
+def _costs(job: Across, place: int, extra: float) -> int:
+    """Nanoseconds of a step that others only waited for this rank: at most what it is slower by.
+
+    In every collective that it was the last to join, others could have begun when the second last was there.
+    """
+    aligned = job.aligned
+    matched = aligned.matched
+    mine = slice(*matched.firsts[place : place + 2].tolist())
+    led = np.unique(matched.call[mine][(aligned.late == place)[matched.call[mine]]])
+    steps = max(int(job.parts.present[place].sum()), 1)
+    if not aligned.split[matched.call[mine]].any():
+        compute = job.parts.compute.sum(axis=1) / steps
+        others = np.delete(compute, place)
+        return int(min(extra, max(compute[place] - others.max(initial=0.0), 0.0)))
+    second = np.full(len(matched.group), np.iinfo(np.int64).min)
+    rows = np.flatnonzero(np.isin(matched.call, led) & (matched.place != place))
+    np.maximum.at(second, matched.call[rows], aligned.start[rows])
+    ahead = np.maximum(aligned.last[led] - second[led], 0)
+    return int(min(extra, ahead.sum() / steps))

@@ -1,0 +1,90 @@
+"""The critical path of jobs whose path is known from how they were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.observe.job.across import across
+from meshwright.observe.job.critical import OWN, CriticalPath, critical_paths
+from meshwright.observe.rank.facts import RankFacts, digest
+from meshwright.observe.traces import read_trace
+from tests.observe.jobs import Op, as_facts, data_parallel, pipelined, simulate
+
+few = settings(deadline=None, max_examples=15)
+
+
+def paths(programs: list[list[Op]], skew: int = 0) -> tuple[CriticalPath, ...]:
+    facts = as_facts(simulate(programs), hosts=lambda rank: f"node{rank}", clock=lambda rank, time: time + rank * skew)
+    found = critical_paths(facts, across(facts))
+    for path in found:
+        whole(path)
+    return found
+
+
+def whole(path: CriticalPath) -> None:
+    """Without gaps, and everything adds up."""
+    for one, following in zip(path.segments[:-1], path.segments[1:], strict=True):
+        assert one.end == following.start
+    assert sum(one.end - one.start for one in path.segments) == path.length
+    assert sum(ns for _, ns in path.by_what) == pytest.approx(path.length, abs=len(path.by_what))
+    assert all(0 <= one.computing <= one.end - one.start for one in path.segments)
+
+
+@few
+@given(st.lists(st.integers(100_000, 3_000_000), min_size=12, max_size=12, unique=True), st.sampled_from([0, 10**9]))
+def test_each_stretch_is_held_by_the_rank_that_came_last(made: list[int], skew: int) -> None:
+    """Between two collectives that block, the slowest rank is the path."""
+    found = paths(data_parallel(4, 3, lambda rank, step: made[rank * 3 + step], transfer=200_000), skew)
+    for step, path in enumerate(found):
+        slowest = max(range(4), key=lambda rank: made[rank * 3 + step])
+        longest = made[slowest * 3 + step] + 100_000
+        own = [one for one in path.segments if one.what == OWN]
+        assert [(one.rank, one.end - one.start, one.computing) for one in own] == [(slowest, longest, longest)] * 2
+        assert path.length == 2 * (longest + 200_000)
+        assert path.by_rank == ((slowest, 2 * longest),)
+        assert dict(path.by_what)["all_reduce of mesh_dp"] == 400_000
+        assert dict(path.by_what)["normalisation"] == pytest.approx(200_000, abs=2)
+
+
+def test_what_is_hidden_is_not_on_the_path() -> None:
+    """Only the last collective outlasts computing; the others run beside it."""
+    (path,) = paths(data_parallel(3, 1, lambda rank, step: 1_000_000 + rank * 1000, overlap=True, layers=4))
+    assert [one.what for one in path.segments] == [OWN, "all_reduce of mesh_dp"]
+    assert path.segments[0].rank == 2
+    assert path.length == 4 * (1_002_000 + 100_000) + 200_000
+
+
+def test_a_host_that_is_late_is_idle_time_of_the_path() -> None:
+    (path,) = paths(data_parallel(3, 1, host=lambda rank, step: 700_000 if rank == 1 else 0))
+    assert path.by_rank[0][0] == 1
+    assert dict(path.by_what)["idle"] == 700_000
+
+
+@few
+@given(st.integers(2, 4), st.integers(1, 5), st.sampled_from(["gpipe", "1f1b"]))
+def test_through_a_pipeline(stages: int, batches: int, schedule: str) -> None:
+    """With a flush at the end every step's path is as long as the step, and goes through computing alone."""
+    found = paths(pipelined(stages, batches, 2, schedule, flush=True))
+    for path in found:
+        assert path.length == (batches + stages - 1) * 3_000_000
+        assert dict(path.by_what).get("idle", 0) == 0
+        assert dict(path.by_what)["product"] == path.length
+
+
+@pytest.fixture(scope="module")
+def dlrm() -> list[RankFacts]:
+    folder = Path("tests/data/traces/param/dlrm_8rank")
+    return sorted((digest(read_trace(file)) for file in folder.iterdir()), key=lambda one: one.rank or 0)
+
+
+def test_real_ranks(dlrm: list[RankFacts]) -> None:
+    (path,) = critical_paths(dlrm, across(dlrm))
+    whole(path)
+    ends = [one.devices[0].windows.edges[1] + one.base_ns for one in dlrm]
+    begins = [one.devices[0].windows.edges[0] + one.base_ns for one in dlrm]
+    assert max(ends) - max(begins) <= path.length <= max(ends) - min(begins)
+    assert {rank for rank, _ in path.by_rank} <= set(range(8))

@@ -1,0 +1,133 @@
+"""Exactly the planted stragglers are named, and nobody where all ranks are alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.observe.job.across import across
+from meshwright.observe.job.slowness import excess, slow
+from meshwright.observe.job.stragglers import EVERYTHING, Stragglers, stragglers
+from tests.observe.jobs import Collective, Compute, Op, Step, as_facts, data_parallel, pipelined, simulate
+
+few = settings(deadline=None, max_examples=20)
+
+
+def named(programs: list[list[Op]], **how: object) -> Stragglers:
+    facts = as_facts(simulate(programs), **how)  # type: ignore[arg-type]
+    return stragglers(facts, across(facts))
+
+
+def noisy(rng: np.random.Generator, ranks: int, steps: int, spread: float) -> np.ndarray:
+    return np.maximum(1_000_000 * (1 + spread * rng.standard_normal((ranks, steps))), 1000).astype(np.int64)
+
+
+@few
+@given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 12), st.sampled_from([0.0, 0.003, 0.02, 0.08]))
+def test_nobody_where_all_are_alike(seed: int, ranks: int, steps: int, spread: float) -> None:
+    made = noisy(np.random.default_rng(seed), ranks, steps, spread)
+    found = named(data_parallel(ranks, steps, lambda rank, step: int(made[rank, step])))
+    assert found.found == ()
+
+
+def test_how_often_noise_is_taken_for_slowness() -> None:
+    """Of 4,000 jobs without stragglers, with noise from step to step and between devices: at most one in a thousand."""
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(4000):
+        ranks, steps = int(rng.integers(2, 65)), int(rng.integers(1, 40))
+        own, each = rng.choice([0, 0.005, 0.01]), rng.choice([0.002, 0.01, 0.05])
+        values = 1 + own * rng.standard_normal((ranks, 1)) + each * rng.standard_normal((ranks, steps))
+        over = excess(values)
+        wrong += bool(slow(over / (values - over), 0.04).sure.any())
+    assert wrong <= 4
+
+
+@few
+@given(
+    st.integers(0, 10_000), st.integers(3, 10), st.integers(8, 16), st.sampled_from([0.003, 0.01]),
+    st.sampled_from([1.12, 1.3]), st.integers(0, 9), st.one_of(st.just(0), st.integers(3, 12)),
+)  # fmt: skip
+def test_the_slow_rank_is_named_with_its_class_and_step(
+    seed: int, ranks: int, steps: int, spread: float, slower: float, which: int, since: int
+) -> None:
+    which, since = which % ranks, min(since, steps - 4)
+    made = noisy(np.random.default_rng(seed), ranks, steps, spread)
+    made[which, since:] = (made[which, since:] * slower).astype(np.int64)
+    found = named(data_parallel(ranks, steps, lambda rank, step: int(made[rank, step])))
+    (one,) = found.found
+    assert (one.ranks, one.cause, one.where) == ((which,), "compute", "product")
+    assert one.since == (since or None)
+    assert one.extra == pytest.approx(2_000_000 * (slower - 1), rel=0.25)
+    assert 0.6 * one.extra <= one.costs * steps / (steps - since) <= 1.5 * one.extra
+
+
+def test_slow_in_everything() -> None:
+    programs: list[list[Op]] = []
+    for rank in range(8):
+        times = 1.15 if rank == 5 else 1.0
+        program: list[Op] = []
+        for step in range(5):
+            program.append(Step(step))
+            names = ("sm90_gemm", "layer_norm", "flash_fwd", "elementwise_kernel")
+            program += [Compute(round(700_000 * times), name) for name in names]
+            program.append(Collective(tuple(range(8)), 100_000))
+        programs.append(program)
+    (one,) = named(programs).found
+    assert (one.ranks, one.where, one.since) == ((5,), EVERYTHING, None)
+    assert one.slower == pytest.approx(0.15)
+    assert one.costs == one.extra == 420_000
+
+
+def test_a_late_host_is_named_and_no_one_who_waits_for_it() -> None:
+    found = named(data_parallel(6, 8, host=lambda rank, step: 400_000 if rank == 2 and step >= 4 else 10_000))
+    (one,) = found.found
+    assert (one.ranks, one.cause, one.since) == ((2,), "host", 4)
+    assert one.extra == 390_000
+
+
+def test_clocks_do_not_make_stragglers() -> None:
+    found = named(
+        data_parallel(8, 6),
+        hosts=lambda rank: f"node{rank // 4}",
+        clock=lambda rank, time: time + rank // 4 * 2_000_000_000,
+    )
+    assert found.found == ()
+
+
+def test_a_stage_with_more_work_is_an_imbalance() -> None:
+    """Not a slow device; and a slow device within a stage is not an imbalance."""
+    programs = pipelined(4, 6, 5, forward=lambda stage: 1_300_000 if stage == 3 else 1_000_000, copies=3)
+    (one,) = named(programs).found
+    assert (one.cause, one.stage, one.ranks) == ("stage", 3, (9, 10, 11))
+    assert one.slower == pytest.approx(0.1)
+    assert named(pipelined(4, 6, 5, copies=3)).found == ()
+    slow_rank = pipelined(4, 6, 5, copies=3)
+    slow_rank[4] = [Compute(int(op.ns * 1.2), op.name) if isinstance(op, Compute) else op for op in slow_rank[4]]
+    found = named(slow_rank)
+    assert [(one.ranks, one.cause, one.stage) for one in found.found] == [((4,), "compute", 1)]
+    assert found.ranks == (4,)
+
+
+def test_a_slow_link() -> None:
+    """Pairs reduce among themselves; between ranks 4 and 5 that takes twice as long."""
+    programs: list[list[Op]] = []
+    for rank in range(8):
+        pair = (rank // 2 * 2, rank // 2 * 2 + 1)
+        call = Collective(pair, 400_000 if pair == (4, 5) else 200_000, description="tp")
+        programs.append([op for step in range(5) for op in (Step(step), Compute(900_000), call)])
+    (one,) = named(programs).found
+    assert (one.cause, one.ranks, one.where) == ("link", (4, 5), "all_reduce of tp")
+    assert one.slower == pytest.approx(1.0)
+    assert one.extra == 200_000
+
+
+def test_ranks_that_do_something_else_are_not_compared() -> None:
+    """The last rank also runs a second product: more work, not slower."""
+    programs = data_parallel(4, 6)
+    programs[3] = [part for op in programs[3] for part in ([op, op] if isinstance(op, Compute) else [op])]
+    found = named(programs)
+    assert found.found == ()
+    assert found.compared == ((0, 1, 2),)
