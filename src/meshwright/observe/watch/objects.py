@@ -9,7 +9,6 @@ from typing import Any
 
 from meshwright.observe.watch.snapshot import Snapshot
 
-
 _NONE: Mapping[str, object] = {}
 
 
