@@ -12,7 +12,8 @@ import pytest
 import zstandard
 
 from meshwright.errors import InputError
-from meshwright.observe.traces import duplicate_ranks, files, rank_of, read_trace
+from meshwright.observe.rank.breakdown import breakdown
+from meshwright.observe.traces import Trace, duplicate_ranks, files, rank_of, read_trace
 
 EVENTS = [
     {"ph": "X", "cat": "kernel", "name": f"k{i % 7}", "pid": 0, "tid": 7, "ts": i, "dur": 1} for i in range(20_000)
@@ -152,3 +153,105 @@ def test_a_rank_that_is_none_is_not_believed(told: object) -> None:
 
 def test_files_that_claim_the_same_rank() -> None:
     assert duplicate_ranks([("a", 1), ("b", 0), ("c", 1), ("d", None), ("e", None)]) == {1: ["a", "c"]}
+
+
+def read(tmp_path: Path, events: list[object], **more: object) -> Trace:
+    return read_trace(written(tmp_path / "some.json", json.dumps({"traceEvents": events} | more).encode()))
+
+
+def test_a_trace_without_events_is_a_trace(tmp_path: Path) -> None:
+    trace = read(tmp_path, [])
+    assert (len(trace.events), trace.notes) == (0, ())
+    assert breakdown(trace).devices == ()
+
+
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    path = written(tmp_path / "some.json", TEXT)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match="cannot be read: Permission denied"):
+        read_trace(path)
+
+
+def test_reading_that_fails_halfway_gives_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "some.json", TEXT)
+    read_into, calls = files.TextFile.readinto, iter(range(100))
+
+    def fails_later(self: files.TextFile, room: memoryview) -> int:
+        if next(calls) < 3:
+            return read_into(self, room)
+        monkeypatch.setattr(self, "_file", open(os.devnull, "wb", buffering=0))  # noqa: SIM115
+        return read_into(self, room)
+
+    monkeypatch.setattr(files.TextFile, "readinto", fails_later)
+    trace = read_trace(path, chunk=100_000)
+    assert 0 < len(trace.events) < len(EVENTS)
+    assert [note.what.split(":")[0] for note in trace.notes] == ["reading failed", "left out"]
+
+
+def test_events_out_of_order_give_the_same_figures(tmp_path: Path) -> None:
+    shuffled = random.Random(1).sample(EVENTS, len(EVENTS))
+    (one,), (other,) = (breakdown(read(tmp_path, some)).devices for some in (EVENTS, shuffled))
+    assert one.shares == other.shares
+    assert one.shares.busy == 20_000_000
+
+
+def test_durations_of_zero_and_below(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7}
+    trace = read(tmp_path, [kernel | {"ts": 1, "dur": 0}, kernel | {"ts": 5, "dur": -3}, kernel | {"ts": 7, "dur": 2}])
+    assert trace.events.dur.tolist() == [0, 0, 2000]
+    assert [str(note) for note in trace.notes] == ["taken as 0: a negative duration"]
+    (device,) = breakdown(trace).devices
+    assert (device.shares.busy, device.shares.span) == (2000, 8000)
+
+
+@pytest.mark.parametrize("ts", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 30, "9" * 20, "null", '"x"'])
+def test_times_that_are_none_leave_the_event_out(tmp_path: Path, ts: str) -> None:
+    text = '{"traceEvents": [{"ph": "X", "ts": HERE, "dur": 1}, {"ph": "X", "ts": 2, "dur": 1}]}'.replace("HERE", ts)
+    trace = read_trace(written(tmp_path / "some.json", text.encode()))
+    assert trace.events.ts.tolist() == [2000]
+    assert [str(note) for note in trace.notes] == ["left out: a complete event without a time"]
+
+
+@pytest.mark.parametrize("dur", ["NaN", "1e400", "null"])
+def test_durations_that_are_none_count_as_zero(tmp_path: Path, dur: str) -> None:
+    text = '{"traceEvents": [{"ph": "X", "ts": 2, "dur": HERE}]}'.replace("HERE", dur)
+    trace = read_trace(written(tmp_path / "some.json", text.encode()))
+    assert trace.events.dur.tolist() == [0]
+    assert [str(note) for note in trace.notes] == ["taken as 0: the missing duration of a complete event"]
+
+
+@pytest.mark.parametrize("where", ["args", "header"])
+def test_deep_nesting_is_no_problem(tmp_path: Path, where: str) -> None:
+    deep = "[" * 200_000 + "]" * 200_000
+    event = '{"ph": "X", "ts": 2, "dur": 1, "args": {"x": HERE, "device": 3}}'
+    event = event.replace("HERE", deep if where == "args" else "0")
+    text = f'{{"traceEvents": [{event}, {event}], "z": {deep if where == "header" else 1}}}'
+    trace = read_trace(written(tmp_path / "some.json", text.encode()))
+    assert trace.work.device.tolist() == [3, 3]
+    assert [note.what.split(" where ")[-1] for note in trace.notes] == ["a value does not end"] * (where == "header")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-32-be"])
+def test_other_encodings_are_told(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(InputError, match="UTF-16 or UTF-32"):
+        read_trace(written(tmp_path / "some.json", TEXT.decode().encode(encoding)))
+
+
+def test_an_event_larger_than_a_window(tmp_path: Path) -> None:
+    event = {"ph": "X", "ts": 2, "dur": 1, "args": {"stack": "x" * 500_000, "device": 3}}
+    trace = read_trace(written(tmp_path / "some.json", json.dumps({"traceEvents": [event] * 3}).encode()), chunk=1000)
+    assert trace.work.device.tolist() == [3, 3, 3]
+
+
+def test_a_bad_event_in_a_packed_file_costs_that_event(tmp_path: Path) -> None:
+    text = TEXT.replace(b'"ts": 10000,', b'"ts": 10000 "', 1)
+    trace = read_trace(written(tmp_path / "some.json.gz", gzip.compress(text)), chunk=100_000)
+    assert len(trace.events) == len(EVENTS) - 1
+    place = text.rindex(b"{", 0, text.index(b'"ts": 10000 "'))
+    assert [str(note) for note in trace.notes] == [
+        f"left out: what is no JSON or does not end, at byte {place}, up to the next event"
+    ]
+    assert trace.rank == 4

@@ -39,10 +39,11 @@ def all_codes(name: str) -> list[CodeType]:
 @OLD
 @pytest.mark.parametrize("name", MODULES)
 def test_taken_apart_and_put_together_is_the_same(name: str) -> None:
-    from meshwright.observe.watch.assemble import put_together, take_apart
+    from meshwright.observe.watch.assemble import put_together
+    from meshwright.observe.watch.points import decode
 
     for code in all_codes(name):
-        again = put_together(code, take_apart(code), code.co_consts, [])
+        again = put_together(code, decode(code), {}, code.co_consts, b"")
         assert again.co_code == code.co_code
         assert again.co_exceptiontable == code.co_exceptiontable
         assert list(again.co_positions()) == list(code.co_positions())
@@ -53,6 +54,7 @@ def test_taken_apart_and_put_together_is_the_same(name: str) -> None:
 def test_what_is_added_leaves_the_rest_as_it_was(name: str) -> None:
     """Without our calls, the same instructions on the same lines, jumps to the same ones, the same handlers."""
     from meshwright.observe.watch.hooks import Hooks
+    from meshwright.observe.watch.points import Point, decode
     from meshwright.observe.watch.rewrite import hooked
 
     def nothing(*_: object) -> None:
@@ -62,8 +64,10 @@ def test_what_is_added_leaves_the_rest_as_it_was(name: str) -> None:
         if not code.co_flags & inspect.CO_OPTIMIZED:
             continue  # bodies of classes are not watched
         self_ = code.co_argcount > 0
-        new = hooked(code, Hooks(nothing, nothing, nothing, nothing, nothing, nothing, wants_self=self_))
+        everywhere = {one.start: Point(1, (), frame=True, whole=True) for one in list(decode(code))[4:]}
+        new = hooked(code, Hooks(nothing, nothing, nothing, nothing, nothing, nothing, everywhere, wants_self=self_))
         assert original(new) == original(code)
+        assert len(list(dis.get_instructions(new))) > 6 * len(everywhere)
         assert new.co_stacksize >= code.co_stacksize + 4
 
 

@@ -16,7 +16,7 @@ from meshwright.observe.traces.columns import NAMES, NONE, TABLES, Kind, keys_of
 from meshwright.observe.traces.compiled import CompiledScanner
 from meshwright.observe.traces.portable import PortableScanner
 from meshwright.observe.traces.reading import Document, Scanner
-from meshwright.observe.traces.trace import Note, Trace
+from meshwright.observe.traces.trace import Trace
 from meshwright.observe.traces.window import Window
 
 SCANNERS: list[Callable[[], Scanner]] = [PortableScanner, *([CompiledScanner] if compiler() else [])]
@@ -27,8 +27,7 @@ def read_text(text: str | bytes, scanner: Scanner, chunk: int = 1 << 16) -> Trac
     data = text.encode() if isinstance(text, str) else text
     document = Document(Window(io.BytesIO(data), chunk), scanner)
     document.read()
-    notes = [Note(document.ended)] if document.ended else []
-    return build("memory.json", document.header, scanner.scanned(), notes, document.size())
+    return build("memory.json", document.header, scanner.scanned(), document.notes(), document.size())
 
 
 def rows(trace: Trace) -> list[dict[str, Any]]:

@@ -83,14 +83,15 @@ def command(
 
 
 def _show(found: Analysis) -> None:
-    from meshwright.observe.report.terminal import lines, notes, tables
+    from meshwright.observe.report.grids import grids
+    from meshwright.observe.report.terminal import lines, notes, table
 
     screen = console()
     for line in lines(found):
         click.echo(line)
-    for table in tables(found):
+    for grid in grids(found):
         screen.print()
-        screen.print(table)
+        screen.print(table(grid))
     for number, note in enumerate(notes(found)):
         click.echo(f"  {note}" if number else f"\nNotes:\n  {note}")
 

@@ -10,6 +10,8 @@ from meshwright.observe.analysis import Analysis
 from meshwright.observe.finding import VALID, one_per_rank, trace_files
 from meshwright.observe.gathering import Tell, gather
 from meshwright.observe.job.across import across
+from meshwright.observe.job.critical import critical_paths
+from meshwright.observe.job.stragglers import stragglers
 from meshwright.plan import Plan
 
 Place = str | os.PathLike[str]
@@ -33,4 +35,13 @@ def analyze(
         more = f" (and {len(broken) - 1} more files like it)" if len(broken) > 1 else ""
         raise InputError(f"{first.why}{more}", file=first.path, valid="" if "(valid:" in first.why else VALID)
     ranks, notes = one_per_rank(found)
-    return Analysis(ranks, tuple(broken), notes, plan, across(ranks))
+    side_by_side = across(ranks)
+    return Analysis(
+        ranks=ranks,
+        broken=tuple(broken),
+        notes=notes,
+        plan=plan,
+        across=side_by_side,
+        stragglers=stragglers(ranks, side_by_side),
+        paths=critical_paths(ranks, side_by_side),
+    )

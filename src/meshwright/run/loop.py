@@ -284,7 +284,7 @@ def _asked() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
-    """A trace of steps 3 to 5 by PyTorch's profiler, to look at in Perfetto."""
+    """A trace of steps 3 to 5 by PyTorch's profiler, for `meshwright analyze`: with shapes, which tell bytes and FLOPs."""
     if not run.profile:
         yield lambda: None
         return
@@ -295,5 +295,7 @@ def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
         profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
 
     schedule = torch.profiler.schedule(skip_first=1, wait=0, warmup=1, active=3, repeat=1)
-    with torch.profiler.profile(schedule=schedule, on_trace_ready=write) as profiler:
+    with torch.profiler.profile(
+        schedule=schedule, on_trace_ready=write, record_shapes=True, profile_memory=True
+    ) as profiler:
         yield profiler.step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import dataclass
 
@@ -111,7 +113,7 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
         step=member[chosen],
         group=group,
         seq=column("seq"),
-        bytes=np.where((elements != NONE) & (width > 0), elements * width, NONE),
+        bytes=np.where((elements != NONE) & (width > 0), elements * width, _from_inputs(trace, rows)),
         size=column("group_size"),
         peer=np.where(column("source") != NONE, column("source"), column("target")),
         stream=trace.events.track[rows].astype(np.int64),
@@ -208,6 +210,33 @@ def numbers_in(text: str) -> tuple[int, ...]:
     if "..." in text or not re.fullmatch(r"\[[\d,\s]*\]", text):
         return ()
     return tuple(int(word) for word in re.findall(r"\d+", text))
+
+
+def _from_inputs(trace: Trace, rows: Ints) -> Ints:
+    """Bytes of the first input of spans that tell only that, as those of gloo do; NONE elsewhere."""
+    told = trace.operators
+    if not len(told.row) or not len(rows):
+        return np.full(len(rows), NONE)
+    order = np.argsort(told.row, kind="stable")
+    near = order[np.minimum(np.searchsorted(told.row[order], rows), len(order) - 1)]
+    pairs = [
+        (int(told.dims[at]), int(told.types[at])) if told.row[at] == row else (0, 0)
+        for at, row in zip(near, rows, strict=True)
+    ]
+    sizes = {pair: _input_bytes(trace.texts[pair[0]], trace.texts[pair[1]]) for pair in set(pairs)}
+    return np.array([sizes[pair] for pair in pairs], np.int64)
+
+
+def _input_bytes(dims: str, types: str) -> int:
+    """
+    >>> _input_bytes("[[3, 5]]", '["float"]'), _input_bytes("", "")
+    (60, -9223372036854775808)
+    """
+    try:
+        shape, word = json.loads(dims)[0], json.loads(types)[0].removeprefix("c10::").lower()
+        return math.prod(shape) * (SIZES.get(word) or _numbered(word)) or NONE
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return NONE
 
 
 def _numbered(text: str) -> int:

@@ -15,7 +15,7 @@ PATTERNS = {
     "attention": r"flash|fmha|attention|sdpa|_attn|paged",
     "convolution": r"conv|winograd|implicit_gemm|im2col|dgrad|wgrad|fprop",
     "product": r"gemm|cutlass|cublas|Cijk_|xmma|matmul|batchmatmul|(?:^|_)mm_|nvjet|wgmma|gemv|dot_kernel",
-    "optimizer": r"adam|multi_tensor_apply|lamb|(?<!loga)sgd|foreach",
+    "optimizer": r"adam|adagrad|multi_tensor_apply|lamb(?!da)|sgd_|foreach",
     "normalisation": r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|norm",
     "softmax and loss": r"softmax|cross_?entropy|nll_loss|logsumexp",
     "indexing": r"embedding|index|gather|scatter|sort|radix|topk|unique|histogram|bounds_check|_lookup",

@@ -14,7 +14,7 @@ from meshwright.observe.traces import Category, Trace
 # of their neighbours, and reductions inside one block or warp are called "all reduce" too: both are compute.
 COMMUNICATION = re.compile(
     r"^(?!triton_[a-z]+_fused)(?:.*?)(?:"
-    r"nccl|rccl|hccl|mccl|oneccl|msccl|nvshmem|rocshmem|userbuffers|symm_mem|multimem"
+    r"nccl|rccl|hccl|hcom_|mccl|oneccl|msccl|nvshmem|rocshmem|userbuffers|symm_mem|multimem"
     r"|(?<!warp)(?<!block)(?<!warp_)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all"
     r"|cross_device_reduce|quick_?reduce|(?:one|two)_?shot_(?:all|reduce)"
     r"|deep_?ep|(?:inter|intra)node(?:_ll)?::|ep_?(?:dispatch|combine)(?:inter|intra)"

@@ -13,11 +13,17 @@ from numpy.typing import NDArray
 from meshwright.observe.rank.breakdown import Breakdown, breakdown
 from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
+from meshwright.observe.rank.holders import Held, held_at_peak
+from meshwright.observe.rank.issued import Issued, issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
+from meshwright.observe.rank.launches import Launches, launches_of
+from meshwright.observe.rank.modules import Modules, modules_of
+from meshwright.observe.rank.operators import Operators, operators_of
+from meshwright.observe.rank.roofline import roofline
 from meshwright.observe.rank.steps import Span, host_steps
 from meshwright.observe.rank.windows import Windows, windows
 from meshwright.observe.rank.work import COMPUTE, Work, work_of
-from meshwright.observe.traces import Category, Note, Trace
+from meshwright.observe.traces import Note, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,7 @@ class DeviceFacts:
     device: int | float | str | None
     windows: Windows
     calls: Calls
+    launches: Launches
     by_class: NDArray[np.int64]  # [step, place in CLASSES]: nanoseconds of kernels that compute, each on its own
     launched: NDArray[np.int64]  # [step, place in CLASSES]: how many of them
 
@@ -48,6 +55,9 @@ class RankFacts:
     devices: tuple[DeviceFacts, ...]  # the busiest first; none where nothing worked
     kernels: tuple[Kernel, ...]
     operators: tuple[Kernel, ...]  # time on the host
+    costs: Operators  # of operators: time on the device, and what their shapes ask for
+    modules: Modules
+    memory: Held | None  # None where allocations were not recorded
     notes: tuple[Note, ...]
 
 
@@ -62,6 +72,8 @@ def digest(trace: Trace) -> RankFacts:
     steps = host_steps(trace)
     properties = trace.header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
+    host = issued(trace)
+    costs = operators_of(trace, host, roofline(first))
     return RankFacts(
         path=trace.path,
         rank=trace.rank,
@@ -73,14 +85,17 @@ def digest(trace: Trace) -> RankFacts:
         events=len(trace.events),
         text_bytes=trace.text_bytes,
         breakdown=breakdown(trace),
-        devices=tuple(_device(trace, work, steps) for work in work_of(trace)),
+        devices=tuple(_device(trace, work, steps, host) for work in work_of(trace)),
         kernels=kernel_table(trace),
-        operators=kernel_table(trace, Category.OPERATOR),
+        operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
+        costs=costs,
+        modules=modules_of(trace, host),
+        memory=held_at_peak(trace, host),
         notes=trace.notes,
     )
 
 
-def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> DeviceFacts:
+def _device(trace: Trace, work: Work, steps: tuple[Span, ...], host: Issued) -> DeviceFacts:
     found, member = windows(work, steps)
     computes = work.kind == COMPUTE
     computing = work.some(computes)
@@ -93,6 +108,7 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> DeviceFacts:
         device=work.device,
         windows=found,
         calls=calls_of(trace, work, member),
+        launches=launches_of(trace, work, host),
         by_class=spent.astype(np.int64).reshape(shape),
         launched=np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape),
     )

@@ -33,7 +33,7 @@ def issued(trace: Trace) -> Issued:
     >>> trace = read_trace("tests/data/traces/hta/triton_example.json.gz")
     >>> found = issued(trace)
     >>> [trace.texts[trace.events.name[found.operators.rows[place]]] for place in found.operator]
-    ['triton_poi_fused_cos_sin_0']
+    ['triton_poi_fused_add_cos_sin_0']
     """
     events, threads = trace.events, threads_of(trace)
     operators = nest(trace, trace.complete(Category.OPERATOR), threads)

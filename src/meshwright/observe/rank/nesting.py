@@ -61,7 +61,7 @@ def nest(trace: Trace, rows: Ints, threads: Ints | None = None) -> Nest:
     >>> from meshwright.observe.traces import Category, read_trace
     >>> trace = read_trace("tests/data/traces/hta/triton_example.json.gz")
     >>> nest(trace, trace.complete(Category.OPERATOR)).parent.tolist()
-    [-1, 0, 1]
+    [-1, -1, 1]
     """
     thread = (threads_of(trace) if threads is None else threads)[trace.events.track[rows]]
     starts = trace.events.ts[rows]
@@ -97,17 +97,26 @@ def _parents(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
         order = np.argsort(keys, kind="stable")
         parent = order[np.searchsorted(keys[order], keys - len(place)) - 1]
         parent[depth == 0] = -1
-        crosses = (parent >= 0) & (stops > stops[parent])
+        crosses = (parent >= 0) & ((stops > stops[parent]) | (stops[parent] <= starts))
         if not crosses.any():
             return parent, stops
-        cut = crosses & (stops[parent] > starts)
+        cut = crosses & (stops[parent] > starts) & ~_inside(parent, crosses)
         stops[cut] = stops[parent[cut]]
     return _one_by_one(starts, stops)
 
 
+def _inside(parent: Ints, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether any span around each is marked."""
+    found: NDArray[np.bool_] = (parent >= 0) & marked[parent]
+    while ((further := found | ((parent >= 0) & found[parent])) != found).any():
+        found = further
+    return found
+
+
 def _one_by_one(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
     """The same for spans that cross in long chains."""
-    parent, open_places = np.full(len(starts), -1), []
+    parent = np.full(len(starts), -1)
+    open_places: list[int] = []
     for place, start in enumerate(starts.tolist()):
         while open_places and stops[open_places[-1]] <= start:
             open_places.pop()

@@ -16,6 +16,7 @@ from meshwright.observe.rank.roofline import Roofline
 from meshwright.observe.traces import Category, Trace
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 MOST_SHAPES = 200  # rows that are kept
 MOST_KERNELS = 3  # named per operator
 TF32 = re.compile(r"tf32|s1688")  # kernels that multiply 32-bit numbers on matrix units
@@ -79,7 +80,7 @@ def operators_of(trace: Trace, work: Issued, roof: Roofline | None) -> Operators
     places = np.flatnonzero(work.operator >= 0)
     mine = work.operator[places]
     size = len(work.operators)
-    own = np.bincount(mine, work.time[places], minlength=size)
+    own: Floats = np.bincount(mine, work.time[places], minlength=size).astype(np.float64)
     shaped = _shaped(trace, work, own, roof)
     known = [row for row in shaped if row.cost.flops]
     return Operators(
@@ -94,8 +95,8 @@ def operators_of(trace: Trace, work: Issued, roof: Roofline | None) -> Operators
     )
 
 
-def _table(trace: Trace, work: Issued, own: NDArray[np.float64], launched: Ints) -> tuple[Operator, ...]:
-    names = trace.events.name[work.operators.rows]
+def _table(trace: Trace, work: Issued, own: Floats, launched: Ints) -> tuple[Operator, ...]:
+    names = trace.events.name[work.operators.rows].astype(np.int64)
     sums = {
         "alone": work.operators.alone(),
         "device": work.operators.within(own),
@@ -117,7 +118,7 @@ def _kernels(trace: Trace, work: Issued, names: Ints) -> dict[int, tuple[tuple[s
     """The longest kernels that each operator issued itself, by the number of its name."""
     mine = np.flatnonzero(work.operator >= 0)
     width = len(trace.texts)
-    keys = names[work.operator[mine]].astype(np.int64) * width + trace.events.name[work.rows[mine]]
+    keys = names[work.operator[mine]] * width + trace.events.name[work.rows[mine]]
     pairs, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
     times = np.bincount(place, work.time[mine], minlength=len(pairs))
     found: dict[int, tuple[tuple[str, int, int], ...]] = {}
@@ -128,7 +129,7 @@ def _kernels(trace: Trace, work: Issued, names: Ints) -> dict[int, tuple[tuple[s
     return found
 
 
-def _shaped(trace: Trace, work: Issued, own: NDArray[np.float64], roof: Roofline | None) -> list[Shaped]:
+def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> list[Shaped]:
     """Every operator whose cost is known, by what it was called with."""
     spans, inputs = work.operators, trace.operators
     place_of = np.full(len(trace.events), -1)
@@ -156,12 +157,12 @@ def _shaped(trace: Trace, work: Issued, own: NDArray[np.float64], roof: Roofline
             precision = "tf32" if made.precision == "fp32" and fast[places[first]] else made.precision
             count, spent = int(counts[group]), int(times[group])
             share, bound = roof.bound(made, spent * 1e-9 / count, precision) if roof else (0.0, "")
-            shown = [re.sub(r"\s+", "", text) for text in (dims, types)]
-            found.append(Shaped(name, *shown, count, spent, made, precision, share, bound))
+            shapes, kinds = (re.sub(r"\s+", "", text) for text in (dims, types))
+            found.append(Shaped(name, shapes, kinds, count, spent, made, precision, share, bound))
     return sorted(found, key=lambda row: (-row.time, row.name, row.dims))
 
 
-def _time(work: Issued, own: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _time(work: Issued, own: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """Nanoseconds of each chosen operator: its kernels and those of operators inside it that are not chosen."""
     spans = work.operators
     if not len(work.rows):
@@ -173,7 +174,8 @@ def _time(work: Issued, own: NDArray[np.float64], chosen: NDArray[np.bool_]) -> 
         left = left[owner[left] >= 0]
         left = left[~chosen[owner[left]]]
     held = (own > 0) & (owner >= 0)
-    return np.bincount(owner[held], own[held], minlength=len(spans))
+    time: Floats = np.bincount(owner[held], own[held], minlength=len(spans)).astype(np.float64)
+    return time
 
 
 def _on_matrix_units(trace: Trace, work: Issued, rows: Ints) -> NDArray[np.bool_]:

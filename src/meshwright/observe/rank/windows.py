@@ -61,7 +61,7 @@ def windows(work: Work, steps: tuple[Span, ...]) -> tuple[Windows, Ints]:
     in_compute, in_communication, in_kernels, in_busy = (
         np.diff(before(merged, edges)) for merged in (compute, communication, kernels, busy)
     )
-    late = np.diff(before(_unissued(work, busy, int(edges[0]), int(edges[-1])), edges))
+    late = np.diff(before(unissued(work, busy, int(edges[0]), int(edges[-1])), edges))
     exposed = in_kernels - in_compute
     found = Windows(
         numbers=numbers,
@@ -110,7 +110,7 @@ def members(work: Work, steps: tuple[Span, ...]) -> Ints:
     return step
 
 
-def _unissued(work: Work, busy: tuple[Ints, Ints], start: int, end: int) -> tuple[Ints, Ints]:
+def unissued(work: Work, busy: tuple[Ints, Ints], start: int, end: int) -> tuple[Ints, Ints]:
     """The parts of idle gaps in which the host had not yet issued what ends the gap."""
     begins, stops = gaps(busy, start, end)
     follows = np.minimum(np.searchsorted(work.starts, stops), len(work) - 1)

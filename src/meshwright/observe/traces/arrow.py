@@ -53,7 +53,7 @@ def _events(trace: Trace, part: slice) -> pa.Table:
     tids = ["" if track.tid is None else str(track.tid) for track in trace.tracks]
     return pa.table(
         {
-            "row": pa.array(np.arange(len(events))[part]),
+            "row": pa.array(np.arange(*part.indices(len(events)))),
             "phase": _words(events.phase[part], LETTERS),
             "category": _words(events.category[part], CATEGORIES),
             "name": _words(events.name[part], trace.texts),

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.traces.ascend import is_ascend, refined
 from meshwright.observe.traces.categories import category
 from meshwright.observe.traces.columns import NAMES, TABLES, Events, Kind, Scanned, keys_of
 from meshwright.observe.traces.ranks import rank_of
 from meshwright.observe.traces.trace import Note, Trace, Track
 
 T = TypeVar("T", str, Track)
+PIECE = 1 << 16  # rows at a time
 
 
 def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note], text_bytes: int) -> Trace:
@@ -22,27 +24,26 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
     decoded = [_decoded(raw) for raw in scanned.texts] + [_list(raw) for raw in scanned.lists]
     texts, number_of = _distinct([text for text, _ in decoded])
     tracks, track_of = _distinct([Track(_value(pid), _value(tid)) for pid, tid in scanned.tracks])
-    words = np.bincount(columns.category, minlength=len(decoded))
-    code_of = np.array([category(text) for text, _ in decoded], np.uint8)
+    wrong = _wrong(scanned, [number for number, (_, right) in enumerate(decoded) if not right])
+    words, categories = _categories(columns.category, [text for text, _ in decoded])
     rank, rank_from = rank_of(header, path)
     tables = [
-        _table(kind, rows, number_of, len(scanned.texts)) for kind, rows in zip(TABLES, scanned.tables, strict=True)
+        _table(kind, table, number_of, len(scanned.texts)) for kind, table in zip(TABLES, scanned.tables, strict=True)
     ]
     counts: dict[str, int] = {}
     for number in np.flatnonzero(words):
         counts[decoded[number][0]] = counts.get(decoded[number][0], 0) + int(words[number])
     events = Events(
         phase=columns.phase,
-        category=code_of[columns.category],
-        name=number_of[columns.name],
-        track=track_of[columns.track],
+        category=categories,
+        name=_renumbered(columns.name, number_of),
+        track=_renumbered(columns.track, track_of),
         ts=columns.ts,
         dur=columns.dur,
         link=columns.link,
         external=columns.external,
     )
-    wrong = sum(not right for _, right in decoded)
-    return Trace(
+    trace = Trace(
         path=path,
         rank=rank,
         rank_from=rank_from,
@@ -55,6 +56,20 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         notes=(*notes, *_notes(scanned, wrong)),
         text_bytes=text_bytes,
     )
+    return refined(trace) if is_ascend(trace) else trace
+
+
+def _wrong(scanned: Scanned, numbers: list[int]) -> int:
+    """How many of these texts an event has: one that was left out may have brought some as well."""
+    if not numbers:
+        return 0
+    used = np.zeros(len(scanned.texts) + len(scanned.lists), np.bool_)
+    used[scanned.columns.name], used[scanned.columns.category] = True, True
+    for kind, columns in zip(TABLES, scanned.tables, strict=True):
+        for key, column in zip(keys_of(kind).values(), columns[1:], strict=True):
+            if key.kind is not Kind.WHOLE:
+                used[column + len(scanned.texts) * (key.kind is Kind.LIST)] = True
+    return int(used[numbers].sum())
 
 
 def _notes(scanned: Scanned, wrong: int) -> list[Note]:
@@ -68,16 +83,39 @@ def _notes(scanned: Scanned, wrong: int) -> list[Note]:
     return [note for note in found if note.count]
 
 
-def _table(kind: type[Any], rows: NDArray[np.int64], number_of: NDArray[np.int32], lists: int) -> Any:
-    """Each column on its own, texts by their final numbers; those of lists come from `lists` on."""
-    columns: dict[str, NDArray[Any]] = {"row": rows[:, 0].copy()}
-    for place, (name, key) in enumerate(keys_of(kind).items(), 1):
-        column = rows[:, place]
+def _table(kind: type[Any], columns: tuple[NDArray[Any], ...], number_of: NDArray[np.int32], lists: int) -> Any:
+    """Texts by their final numbers; those of lists come from `lists` on."""
+    row, *others = columns
+    made: dict[str, NDArray[Any]] = {"row": row}
+    for (name, key), column in zip(keys_of(kind).items(), others, strict=True):
         if key.kind is Kind.WHOLE:
-            columns[name] = column.copy()
+            made[name] = column
         else:
-            columns[name] = number_of[lists:][column] if key.kind is Kind.LIST else number_of[column]
-    return kind(**columns)
+            made[name] = _renumbered(column, number_of[lists:] if key.kind is Kind.LIST else number_of)
+    return kind(**made)
+
+
+def _pieces(rows: int) -> list[slice]:
+    """NumPy makes indices 8 bytes wide: for a piece at a time, since columns may fill the memory."""
+    return [slice(start, start + PIECE) for start in range(0, rows, PIECE)]
+
+
+def _renumbered(column: NDArray[np.int32], number_of: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The column itself, with other numbers."""
+    if not np.array_equal(number_of, np.arange(len(number_of))):
+        for piece in _pieces(len(column)):
+            column[piece] = number_of[column[piece]]
+    return column
+
+
+def _categories(column: NDArray[np.int32], texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """How many events have each text as their category, and which Category each event has."""
+    code_of = np.array([category(text) for text in texts], np.uint8)
+    words, codes = np.zeros(len(texts), np.int64), np.empty(len(column), np.uint8)
+    for piece in _pieces(len(column)):
+        words += np.bincount(column[piece], minlength=len(texts))
+        codes[piece] = code_of[column[piece]]
+    return words, codes
 
 
 def _distinct(values: list[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:

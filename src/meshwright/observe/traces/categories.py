@@ -54,6 +54,8 @@ WORDS = {
     "async": Category.LAUNCH_FLOW,
     "async_cpu_to_gpu": Category.LAUNCH_FLOW,
     "async_gpu": Category.LAUNCH_FLOW,
+    "async_npu": Category.LAUNCH_FLOW,
+    "HostToDevice": Category.LAUNCH_FLOW,
     "fwdbwd": Category.BACKWARD_FLOW,
     "forward_backward": Category.BACKWARD_FLOW,
     "cpu_instant_event": Category.INSTANT,

@@ -156,6 +156,11 @@ _KEYS = {table: _read(table) for table in TABLES}
 INNER = EVERYWHERE + tuple(key for keys in _KEYS.values() for key in keys.values())
 
 
+def widths_of(table: type[Any]) -> list[type[Any]]:
+    """How wide the numbers of each column are, that of `row` first."""
+    return [np.int64, *(np.int64 if key.kind is Kind.WHOLE else np.int32 for key in _KEYS[table].values())]
+
+
 def keys_of(table: type[Any]) -> dict[str, Key]:
     """The columns of a table beside `row`, and the key of each.
 
@@ -189,7 +194,7 @@ class Scanned:
     """What a scanner gives back. Texts are still raw JSON: escapes as written, strings without their quotes."""
 
     columns: Columns
-    tables: tuple[Ints, ...]  # of each of TABLES: one row per event that has any of its keys
+    tables: tuple[tuple[NDArray[Any], ...], ...]  # columns of TABLES: one row per event that has any of its keys
     texts: tuple[bytes, ...]
     lists: tuple[bytes, ...]  # those of columns of lists, strings with their quotes; the first is empty
     tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty where there is none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from enum import IntEnum
 from functools import cache
 from importlib.resources import files
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.native import loaded
-from meshwright.observe.traces.columns import COUNTS, INNER, OUTER, TABLES, Columns, Scanned
+from meshwright.observe.traces.columns import COUNTS, INNER, OUTER, TABLES, Columns, Scanned, widths_of
 
 SOURCES = ("texts.c", "numbers.c", "event.c", "scanner.c")
 WIDTHS = (np.uint8, np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)  # of the columns in scanner.c
@@ -57,10 +58,10 @@ class CompiledScanner:
         return int(self._library.rows(self._scanner))
 
     def scanned(self) -> Scanned:
-        """The columns, copied out of the scanner."""
+        """The columns, which leave the scanner: nothing is held twice, and nothing can be scanned any more."""
         rows = self.rows()
         columns: list[Any] = [
-            _array(self._library.column(self._scanner, which), rows, width) for which, width in enumerate(WIDTHS)
+            self._own(self._library.column(self._scanner, which), rows, width) for which, width in enumerate(WIDTHS)
         ]
         words = self._texts(1)
         pairs = [np.frombuffer(pair, np.int32) for pair in self._texts(2)]
@@ -73,26 +74,29 @@ class CompiledScanner:
             counts={what: self._library.counted(self._scanner, which) for which, what in enumerate(COUNTS)},
         )
 
-    def _table(self, table: int, kind: type[Any]) -> NDArray[np.int64]:
-        count, width = ctypes.c_int64(), len(kind.__dataclass_fields__)
-        data = self._library.table_of(self._scanner, table, ctypes.byref(count))
-        return _array(data, count.value * width, np.int64).reshape(-1, width)
+    def _table(self, table: int, kind: type[Any]) -> tuple[NDArray[Any], ...]:
+        rows = self._library.table_rows(self._scanner, table)
+        return tuple(
+            self._own(self._library.table_column(self._scanner, table, which), rows, width)
+            for which, width in enumerate(widths_of(kind))
+        )
+
+    def _own(self, address: int | None, count: int, width: Any) -> NDArray[Any]:
+        """An array over memory of the scanner's, freed with it."""
+        if not address:
+            return np.zeros(0, width)
+        memory = (ctypes.c_char * (count * np.dtype(width).itemsize)).from_address(address)
+        weakref.finalize(memory, self._library.release, address)
+        return np.frombuffer(memory, width)
 
     def _texts(self, which: int) -> tuple[bytes, ...]:
         count, starts = ctypes.c_int64(), ctypes.c_void_p()
         data = self._library.texts_of(self._scanner, which, ctypes.byref(count), ctypes.byref(starts))
         if not count.value:
             return ()
-        places = _array(starts.value, count.value + 1, np.int64)
+        places = np.frombuffer(ctypes.string_at(starts.value or 0, 8 * (count.value + 1)), np.int64)
         everything = ctypes.string_at(data, int(places[-1])) if data else b""
         return tuple(everything[a:b] for a, b in pairwise(places.tolist()))
-
-
-def _array(address: int | None, count: int, width: Any) -> NDArray[Any]:
-    if not count or not address:
-        return np.zeros(0, width)
-    size = count * np.dtype(width).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(address), width).copy()
 
 
 @cache
@@ -107,7 +111,9 @@ def _library() -> Any:
         ("status", whole, [pointer]),
         ("rows", many, [pointer]),
         ("column", pointer, [pointer, whole]),
-        ("table_of", pointer, [pointer, whole, pointer]),
+        ("table_column", pointer, [pointer, whole, whole]),
+        ("table_rows", many, [pointer, whole]),
+        ("release", None, [pointer]),
         ("texts_of", pointer, [pointer, whole, pointer, pointer]),
         ("counted", many, [pointer, whole]),
         ("finish", None, [pointer]),

@@ -12,11 +12,12 @@ enum { MORE, DONE, BAD, NO_MEMORY }; /* why scanning stopped; as in compiled.py 
 enum { WHOLE, TEXT, TIME, RAW, PHASE, ARGS, LIST }; /* kinds of slots; as in columns.py */
 enum { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS_SLOT, CORRELATION, EXTERNAL, FIRST_OF_TABLES }; /* slots; as in columns.py */
 
-/* Values of some events only: row-major, the event's row first. */
+/* Values of some events only: a column for each slot, the event's row first. Numbers have 8 bytes, texts 4. */
 struct table {
-  int64_t *data, count, room;
+  int64_t count, room;
   uint64_t mask;
   int32_t width, slots[SLOTS];
+  void *columns[SLOTS];
 };
 
 struct keys {
@@ -26,7 +27,7 @@ struct keys {
 
 struct scanner {
   text end;
-  int status, wants_comma;
+  int status;
   /* the event that is being read */
   uint64_t seen;
   int64_t values[SLOTS];

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.traces.careful import items, members
 from meshwright.observe.traces.columns import (
     COUNTS,
     EVERYWHERE,
@@ -23,16 +24,14 @@ from meshwright.observe.traces.columns import (
     Kind,
     Scanned,
     keys_of,
+    widths_of,
 )
 from meshwright.observe.traces.compiled import WIDTHS, Status
 from meshwright.observe.traces.splitting import split
 
-COMPLETE, QUOTE = ord("X"), ord('"')
+COMPLETE, QUOTE, END = ord("X"), ord('"'), ord("]")
 LARGEST = int(np.iinfo(np.int64).max)
 NUMBER = re.compile(rb'"?(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"?')
-# Strings, and what some writers print for numbers that are none.
-DOUBTFUL = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=[:,\[\s])[-+]?(?:inf|nan|infinity)(?=[\s,}\]])', re.I | re.S)
-UNKNOWN_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(?=.)|(\\.)', re.S)
 
 
 Event = msgspec.defstruct(
@@ -42,7 +41,6 @@ Event = msgspec.defstruct(
     gc=False,
 )
 _events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[Event])  # type: ignore[valid-type]
-_event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)
 _args = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LINK, EXTERNAL = (key.word for key in EVERYWHERE)
 IN_TABLES = {key.word: key for key in INNER if key.table >= 0}
@@ -53,9 +51,8 @@ class PortableScanner:
     """Takes events from text, as `CompiledScanner` does."""
 
     def __init__(self) -> None:
-        self._wants_comma = False
-        self._columns = [array({1: "B", 4: "i", 8: "q"}[np.dtype(width).itemsize]) for width in WIDTHS]
-        self._tables = [array("q") for _ in TABLES]
+        self._columns = [_column(width) for width in WIDTHS]
+        self._tables = [[_column(width) for width in widths_of(table)] for table in TABLES]
         self._texts: dict[bytes, int] = {b"": 0}
         self._lists: dict[bytes, int] = {b"": 0}
         self._tracks: dict[tuple[bytes, bytes], int] = {}
@@ -64,38 +61,26 @@ class PortableScanner:
     def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
         """Take the whole events in data[start:end]; where it came to, and why it stopped."""
         found = split(data[start:end])
-        if found.stop < 0:
-            return start, Status.MORE
-        text = data[start : start + found.stop].tobytes()
-        whole = text.strip(b" \t\r\n")
-        whole = whole[1:] if self._wants_comma and whole.startswith(b",") else whole
+        whole = start + max(found.stop, 0)
+        if found.done and data[whole] != END:
+            return self._carefully(data, start, end)
         try:
-            events = _events.decode(b"[%s]" % whole.removesuffix(b","))
+            events = _events.decode(b"[%s]" % data[start:whole].tobytes().strip(b" \t\r\n,"))
         except msgspec.DecodeError:
-            bad = self._one_by_one(text, found.spans)
-            if bad >= 0:
-                return start + bad, Status.BAD
-        else:
-            for event in events:
-                self._append(event)
-        self._wants_comma = True
-        return start + found.stop + found.done, Status.DONE if found.done else Status.MORE
+            return self._carefully(data, start, end)
+        for event in events:
+            self._append(event)
+        return (whole + 1, Status.DONE) if found.done else self._carefully(data, whole, end)
 
-    def _one_by_one(self, text: bytes, spans: NDArray[np.int64]) -> int:
-        """Take events with something unusual among them; the place of what is no JSON, -1 where all is."""
-        last = 0
-        for first, after in [*spans.tolist(), (len(text), len(text))]:
-            between = text[last:first].strip(b" \t\r\n,")
-            try:
-                self._counts["not_objects"] += len(json.loads(b"[%s]" % between))
-                if text[first:after].startswith(b"{"):
-                    self._append(_lenient(text[first:after]))
-                elif first < after:
-                    self._counts["not_objects"] += 1
-            except ValueError:  # also msgspec's
-                return last if between else first
-            last = after
-        return -1
+    def _carefully(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
+        """Take events with something unusual among them, or the beginning of one."""
+        found, place, status = items(data[start:end].tobytes())
+        for event in found:
+            if event is None:
+                self._counts["not_objects"] += 1
+            else:
+                self._append(Event(*(event.get(key.word, b"") for key in OUTER)))
+        return start + place, status
 
     def _append(self, event: Any) -> None:
         ts, dur, phase = number(event.s5, 3), number(event.s6, 3), _phase(event.s0)
@@ -134,10 +119,10 @@ class PortableScanner:
             elif kind is Kind.TEXT and _is_text(text):
                 values[word] = self._intern(raw)
         for table in {IN_TABLES[word].table for word, value in values.items() if value != NONE}:
-            self._tables[table].append(len(self._columns[0]))
-            self._tables[table].extend(
-                values.get(key.word, NONE if key.kind is Kind.WHOLE else 0) for key in KEYS[table]
-            )
+            row, *columns = self._tables[table]
+            row.append(len(self._columns[0]))
+            for key, column in zip(KEYS[table], columns, strict=True):
+                column.append(values.get(key.word, NONE if key.kind is Kind.WHOLE else 0))
 
     def _intern(self, raw: Any) -> int:
         text = bytes(raw)
@@ -149,13 +134,20 @@ class PortableScanner:
         return len(self._columns[0])
 
     def scanned(self) -> Scanned:
-        columns: list[Any] = [np.array(column, width) for column, width in zip(self._columns, WIDTHS, strict=True)]
-        tables = (
-            np.array(data, np.int64).reshape(-1, len(kind.__dataclass_fields__))
-            for data, kind in zip(self._tables, TABLES, strict=True)
-        )
+        columns: list[Any] = [_as_array(column) for column in self._columns]
+        tables = (tuple(_as_array(column) for column in table) for table in self._tables)
         texts, lists, tracks = tuple(self._texts), tuple(self._lists), tuple(self._tracks)
         return Scanned(Columns(*columns), tuple(tables), texts, lists, tracks, self._counts)
+
+
+def _column(width: Any) -> array[int]:
+    return array({1: "B", 4: "i", 8: "q"}[np.dtype(width).itemsize])
+
+
+def _as_array(column: array[int]) -> NDArray[Any]:
+    """Over the same memory."""
+    width = np.dtype(column.typecode)
+    return np.frombuffer(column, width) if column else np.zeros(0, width)
 
 
 def _is_text(text: bytes) -> bool:
@@ -168,32 +160,8 @@ def _args_of(text: bytes) -> dict[str, Any]:
         return {}
     try:
         return _args.decode(text)
-    except ValueError:  # a key that is no UTF-8
-        return _args.decode(_repaired(text))
-
-
-def _lenient(text: bytes) -> Any:
-    """An event in which something is no JSON that can be told what it means."""
-    try:
-        return _event.decode(text)
-    except msgspec.DecodeError:
-        return _event.decode(_repaired(text))
-
-
-def _repaired(text: bytes) -> bytes:
-    r"""JSON whose numbers may be `inf`, and whose strings may hold control characters, unknown escapes and other bytes.
-
-    >>> print(_repaired(rb'{"a": -nan, "b": "nan\q"}').decode())
-    {"a": null, "b": "nan\\q"}
-    """
-
-    def one(found: re.Match[bytes]) -> bytes:
-        if found[0][:1] != b'"':
-            return b"null"
-        known = UNKNOWN_ESCAPE.sub(lambda escape: escape[1] or rb"\\", found[0])
-        return b"".join(b"\\u%04x" % byte if byte < 32 else bytes([byte]) for byte in known)
-
-    return DOUBTFUL.sub(one, text.decode("utf-8", "replace").encode())
+    except ValueError:
+        return members(text, of_event=False)[0]
 
 
 def _phase(raw: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.errors import InputError, shorten
 from meshwright.native import BuildError, compiler
 from meshwright.observe.traces.building import build
-from meshwright.observe.traces.columns import Scanned
+from meshwright.observe.traces.columns import OUTER, Scanned
 from meshwright.observe.traces.compiled import CompiledScanner, Status
 from meshwright.observe.traces.files import TextFile
 from meshwright.observe.traces.portable import PortableScanner
@@ -22,6 +23,9 @@ from meshwright.observe.traces.window import CHUNK, Window
 
 LARGEST_VALUE = 64 << 20  # bytes of one value beside the events; groups of 10,000 ranks need a few MB
 BLANKS = b" \t\r\n"
+# Where an event begins, as far as that can be told from inside of another: an object with one of an event's own keys.
+EVENT = re.compile(rb'\{[ \t\r\n]*"(?:%s)"[ \t\r\n]*:' % b"|".join(key.word.encode() for key in OUTER))
+OVERLAP = 4096  # bytes that are looked at again with the next piece of text, for an event's beginning that is cut
 VALID = "JSON as torch.profiler exports it, plain, .gz or .zst"
 
 
@@ -59,9 +63,7 @@ def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int =
             raise (InputError(f"{error.problem}; {file.broken}", valid=error.valid) if file.broken else error).at(
                 file=str(path)
             ) from None
-        notes = (
-            [Note(f"left out: what follows byte {document.place()}, where {document.ended}")] if document.ended else []
-        )
+        notes = document.notes()
         if file.broken:
             notes.insert(0, Note(file.broken))
     return build(str(path), document.header, scanner.scanned(), notes, document.size())
@@ -84,10 +86,27 @@ class Document:
         self.header: dict[str, Any] = {}
         self._has_events = False
         self.ended = ""  # why the document is not complete, "" where it is
+        self._stopped = -1  # the byte of what made it end
+        self.skipped, self.first_skipped = (
+            0,
+            -1,
+        )  # how often something among the events was left out; the first byte of it
 
     def place(self) -> int:
         """The byte up to which the text was used."""
-        return self._window.offset + self._window.start
+        return self._window.offset + self._window.start if self._stopped < 0 else self._stopped
+
+    def notes(self) -> list[Note]:
+        """What of the text was left out."""
+        found = []
+        if self.skipped:
+            which = "no JSON or does not end," + " for the first time" * (self.skipped > 1)
+            found.append(
+                Note(f"left out: what is {which} at byte {self.first_skipped}, up to the next event", self.skipped)
+            )
+        if self.ended:
+            found.append(Note(f"left out: what follows byte {self.place()}, where {self.ended}"))
+        return found
 
     def size(self) -> int:
         return self._window.offset + self._window.end
@@ -150,10 +169,26 @@ class Document:
             window.start, status = self._scanner.scan(window.data, window.start, window.end)
             if status is Status.DONE:
                 return
-            if status is Status.BAD:
-                raise Ended("it is no JSON")
+            bad = status is Status.BAD or window.end - window.start > LARGEST_VALUE
+            if bad or not window.more():
+                self._skip("it is no JSON" if bad else "the text ends in the middle")
+
+    def _skip(self, why: str) -> None:
+        """Go on with the next event where there is one."""
+        window, bad = self._window, self.place()
+        while True:
+            text = window.text()
+            for found in EVENT.finditer(text, 1):
+                before = bytes(text[max(0, found.start() - OVERLAP) : found.start()]).rstrip(BLANKS)
+                if before.endswith((b",", b"}")):  # otherwise it is a value, or the first in a list of values
+                    window.start += found.start()
+                    self.first_skipped = bad if self.first_skipped < 0 else self.first_skipped
+                    self.skipped += 1
+                    return
+            window.start = max(window.start, window.end - OVERLAP)
             if not window.more():
-                raise Ended("the text ends in the middle")
+                self._stopped = bad
+                raise Ended(why)
 
     def _next(self) -> bytes:
         """The next sign that is not blank, left where it is; empty at the end."""

@@ -34,12 +34,16 @@ static int64_t track_of(struct scanner *s) {
 static int to_table(struct scanner *s, struct table *t) {
   if (t->count == t->room) {
     int64_t room = t->room ? 2 * t->room : 4096;
-    if (!grown((void **)&t->data, room * 8 * t->width)) return 0;
+    for (int i = 0; i < t->width; i++)
+      if (!grown(&t->columns[i], room * (i && s->kinds[t->slots[i]] != WHOLE ? 4 : 8))) return 0;
     t->room = room;
   }
-  int64_t *row = t->data + t->count++ * t->width;
-  row[0] = s->rows;
-  for (int i = 1; i < t->width; i++) row[i] = got(s, t->slots[i], s->kinds[t->slots[i]] == WHOLE ? NONE : 0);
+  ((int64_t *)t->columns[0])[t->count] = s->rows;
+  for (int i = 1; i < t->width; i++) {
+    if (s->kinds[t->slots[i]] == WHOLE) ((int64_t *)t->columns[i])[t->count] = got(s, t->slots[i], NONE);
+    else ((int32_t *)t->columns[i])[t->count] = (int32_t)got(s, t->slots[i], 0);
+  }
+  t->count++;
   return 1;
 }
 
@@ -70,12 +74,13 @@ static int append(struct scanner *s) {
   return 1;
 }
 
-/* Takes whole events of a list from base[at:end]; gives back the place up to which it came. */
+/* Takes whole events of a list from base[at:end]; gives back the place up to which it came. Commas are as blanks: one too
+   few or too many loses nothing. */
 int64_t scan(struct scanner *s, text base, int64_t at, int64_t end) {
   text p = base + at;
   s->end = base + end;
   for (;;) {
-    p = blank(p);
+    while (*(p = blank(p)) == ',') p++;
     if (p >= s->end) {
       s->status = MORE;
       return end;
@@ -85,13 +90,7 @@ int64_t scan(struct scanner *s, text base, int64_t at, int64_t end) {
       return p + 1 - base;
     }
     text q;
-    if (s->wants_comma) {
-      if (*p != ',') {
-        s->status = BAD;
-        return p - base;
-      }
-      q = p + 1;
-    } else if (*p == '{') {
+    if (*p == '{') {
       s->seen = 0;
       s->status = DONE;
       q = members(s, p, 0);
@@ -103,7 +102,6 @@ int64_t scan(struct scanner *s, text base, int64_t at, int64_t end) {
       s->not_objects++;
     }
     if (!q) return p - base;
-    s->wants_comma = !s->wants_comma;
     p = q;
   }
 }
@@ -114,7 +112,8 @@ int64_t rows(const struct scanner *s) { return s->rows; }
 void finish(struct scanner *s) {
   free(s->phase), free(s->category), free(s->name), free(s->track);
   free(s->ts), free(s->dur), free(s->link), free(s->external);
-  for (int i = 0; i < s->table_count; i++) free(s->tables[i].data);
+  for (int i = 0; i < s->table_count; i++)
+    for (int j = 0; j < s->tables[i].width; j++) free(s->tables[i].columns[j]);
   forget(&s->texts), forget(&s->words), forget(&s->tracks), forget(&s->lists);
   free(s);
 }
@@ -141,15 +140,23 @@ void want(struct scanner *s, const char *word, int32_t slot, int32_t kind, int32
   t->mask |= (uint64_t)1 << slot;
 }
 
-void *column(const struct scanner *s, int which) {
-  void *all[] = {s->phase, s->category, s->name, s->track, s->ts, s->dur, s->link, s->external};
-  return all[which];
+static void *given(void **data) {
+  void *it = *data;
+  *data = NULL;
+  return it;
 }
 
-void *table_of(const struct scanner *s, int which, int64_t *count) {
-  *count = s->tables[which].count;
-  return s->tables[which].data;
+/* A column of all events, which is the caller's from now on, to be released: scanning is over. */
+void *column(struct scanner *s, int which) {
+  void **all[] = {(void **)&s->phase, (void **)&s->category, (void **)&s->name, (void **)&s->track,
+                  (void **)&s->ts,    (void **)&s->dur,      (void **)&s->link, (void **)&s->external};
+  return given(all[which]);
 }
+
+/* A column of a table, likewise. */
+void *table_column(struct scanner *s, int table, int which) { return given(&s->tables[table].columns[which]); }
+int64_t table_rows(const struct scanner *s, int table) { return s->tables[table].count; }
+void release(void *column) { free(column); }
 
 /* Texts of names (0), of pids and tids (1), pairs of these (2), lists (3): bytes, and where each begins. */
 void *texts_of(const struct scanner *s, int which, int64_t *count, int64_t **starts) {

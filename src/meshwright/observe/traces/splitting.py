@@ -16,7 +16,7 @@ class Split:
 
     spans: NDArray[np.int64]  # first byte and the one after the last, of each whole object or list
     stop: int  # up to here all items are whole; -1: none is
-    done: bool  # the list ends at `stop`
+    done: bool  # a bracket that ends the list is at `stop`
 
 
 def split(text: NDArray[np.uint8]) -> Split:

@@ -1,135 +1,141 @@
-"""Bytecode of Python 3.11 taken apart and put together again with calls in between.
+"""Bytecode of Python 3.11 with calls put in between.
 
-Only 3.11 comes here: later versions have `sys.monitoring`. Jumps of 3.11 are all relative, so that an instruction's new
-place follows from the sizes of those before it; the tables of exceptions and positions are written anew.
+Only 3.11 comes here: later versions have `sys.monitoring`. What is there stays as it is, byte for byte: it is cut where
+something is added, and only jumps, the table of exceptions and the table of positions are adjusted. Jumps of 3.11 are all
+relative, so that most of them do not even change.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import functools
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from types import CodeType
 
+from meshwright.observe.watch.points import BACKWARD, JUMPS, Instruction
+
 OP = dis.opmap
-_CACHES: dict[int, int] = {
-    op: n for op, n in enumerate(getattr(dis, "_inline_cache_entries", ())) if isinstance(n, int) and n
-}
-_BACKWARD = {op for name, op in OP.items() if "JUMP_BACKWARD" in name}
-_JUMPS = set(dis.hasjrel)
-Position = tuple[int | None, int | None, int | None, int | None]  # line, last line, column, last column
+_CACHES = getattr(dis, "_inline_cache_entries", ())
+_ROW = re.compile(rb"[\x80-\xff][\x00-\x7f]*", re.DOTALL)  # of the table of positions: only a first byte is marked
+_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, a call of two
 
 
-@dataclass(slots=True)
-class Instruction:
-    op: int
-    arg: int = 0
-    start: int = -1  # byte in the old code, of its first EXTENDED_ARG; -1 for what was added
-    target: int = -1  # byte in the old code that a jump leads to
-    position: Position = (None, None, None, None)
-    before: list[Instruction] = field(default_factory=list)  # also run when something jumps here
-    after: list[Instruction] = field(default_factory=list)  # run only after this one
+class Added:
+    """What is put in front of one instruction: `after` runs only after the one before, `before` also after a jump."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self) -> None:
+        self.after = self.before = b""
+
+    def __len__(self) -> int:
+        return len(self.after) + len(self.before)
 
 
-def take_apart(code: CodeType) -> list[Instruction]:
-    raw, positions = code.co_code, list(code.co_positions())
-    found, extended, start, at = [], 0, 0, 0
-    while at < len(raw):
-        op, arg = raw[at], raw[at + 1] | extended << 8
-        if op == dis.EXTENDED_ARG:
-            extended, at = arg, at + 2
-            continue
-        target = at + 2 + 2 * (-arg if op in _BACKWARD else arg) if op in _JUMPS else -1
-        found.append(Instruction(op, arg, start, target, positions[at // 2]))
-        at += 2 + 2 * _CACHES.get(op, 0)
-        extended, start = 0, at
-    return found
-
-
-def call(constant: int, *loads: tuple[int, int]) -> list[Instruction]:
+def call(constant: int, *loads: tuple[int, int]) -> bytes:
     """Call the function among the constants with what `loads` (op, arg) push, and forget what it returns."""
-    n = len(loads)
-    return [
-        Instruction(OP["PUSH_NULL"]),
-        Instruction(OP["LOAD_CONST"], constant),
-        *(Instruction(op, arg) for op, arg in loads),
-        Instruction(OP["PRECALL"], n),
-        Instruction(OP["CALL"], n),
-        Instruction(OP["POP_TOP"]),
-    ]
+    pushed = b"".join([_bytes(op, arg) for op, arg in loads])
+    return _NULL + _bytes(OP["LOAD_CONST"], constant) + pushed + _called(len(loads))
+
+
+@functools.cache
+def _called(count: int) -> bytes:
+    return b"".join(_bytes(OP[name], arg) for name, arg in (("PRECALL", count), ("CALL", count), ("POP_TOP", 0)))
+
+
+def _bytes(op: int, arg: int) -> bytes:
+    caches = bytes(2 * _CACHES[op])
+    if arg < 256:
+        return bytes((op, arg)) + caches
+    extended = [bytes((dis.EXTENDED_ARG, arg >> shift & 0xFF)) for shift in (24, 16, 8) if arg >> shift]
+    return b"".join(extended) + bytes((op, arg & 0xFF)) + caches
+
+
+_NULL = _bytes(OP["PUSH_NULL"], 0)
 
 
 def put_together(
-    code: CodeType, body: list[Instruction], constants: tuple[object, ...], on_raise: list[Instruction]
+    code: CodeType, body: Sequence[Instruction], added: dict[int, Added], constants: tuple[object, ...], on_raise: bytes
 ) -> CodeType:
-    """The code with what was added; what leaves it as an exception passes `on_raise` first."""
-    flat: list[Instruction] = []
-    label: dict[int, int] = {}  # byte in the old code -> number of the instruction
-    first = 0
-    for one in body:
-        label[one.start] = len(flat)
-        for extra in (*one.before, one, *one.after):
-            flat.append(extra)
-            if extra is not one:
-                extra.position = (one.position[0], one.position[0], None, None)
-        if one.op == OP["RESUME"] and one.arg == 0:
-            first = len(flat) - len(one.after)
-    end = label[len(code.co_code)] = len(flat)
+    """The code with what is added, by the bytes of instructions; what leaves it as an exception passes `on_raise`."""
+    jumps = [one for one in body if one.op in JUMPS]
+    moved = _Moved(added, jumps)
+    old, edges = code.co_code, [*moved.places, len(code.co_code)]
+    raw = bytearray(old[: edges[0]])
+    for start, stop in pairwise(edges):
+        if start in added:
+            raw += added[start].after + added[start].before
+        raw += bytes(2 * moved.wider.get(start, 0)) + old[start:stop]
+    for one in jumps:
+        _write_jump(raw, one, moved)
+    end = len(raw)
+    table = _handlers(code, moved)
     if on_raise:
-        flat += [Instruction(OP["PUSH_EXC_INFO"]), *on_raise]
         # the exception goes on as it came: restore what was handled before, and raise without a new traceback line
-        flat += [Instruction(OP["SWAP"], 2), Instruction(OP["POP_EXCEPT"]), Instruction(OP["RERAISE"], 0)]
-    places = _places(flat, label)
-    table = [
-        (places[label[entry.start]], places[label[entry.end]], places[label[entry.target]], entry.depth, entry.lasti)
-        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
-    ]
-    if on_raise:
-        gaps = _gaps(places[first], places[end], sorted((start, stop) for start, stop, *_ in table))
-        table += [(start, stop, places[end], 0, False) for start, stop in gaps]
+        last = ((OP["SWAP"], 2), (OP["POP_EXCEPT"], 0), (OP["RERAISE"], 0))
+        raw += _bytes(OP["PUSH_EXC_INFO"], 0) + on_raise + b"".join(_bytes(*one) for one in last)
+        first = moved.label(next(one.end for one in body if one.op == OP["RESUME"]))
+        gaps = _gaps(first, end, sorted((start, stop) for start, stop, *_ in table))
+        table += [(start, stop, end, 0, False) for start, stop in gaps]
     return code.replace(
-        co_code=_bytes(flat, places),
+        co_code=bytes(raw),
         co_consts=constants,
-        co_stacksize=code.co_stacksize + 6,  # deepest of what is added: the handler's exception, what it hides, a call
+        co_stacksize=code.co_stacksize + _LEAST,
         co_exceptiontable=b"".join(_entry(*row) for row in sorted(table)),
-        co_linetable=_lines(code.co_firstlineno, flat, places),
+        co_linetable=_positions(code.co_linetable, moved, (len(raw) - end) // 2),
     )
 
 
-def _places(flat: list[Instruction], label: dict[int, int]) -> list[int]:
-    """Byte of every instruction (and of the end); arguments of jumps are set. Grows until nothing has to move."""
-    sizes = [_size(one.op, 0 if one.target >= 0 else one.arg) for one in flat]
-    while True:
-        places = [0]
-        for size in sizes:
-            places.append(places[-1] + size)
-        moved = False
-        for i, one in enumerate(flat):
-            if one.target >= 0:
-                distance = places[label[one.target]] - places[i + 1]  # jumps have no caches in 3.11
-                one.arg = abs(distance) // 2
-                size = max(sizes[i], _size(one.op, one.arg))
-                moved, sizes[i] = moved or size != sizes[i], size
-        if not moved:
-            return places
+class _Moved:
+    """Where bytes of the old code are in the new one; a jump that gets longer may need room for its argument."""
+
+    def __init__(self, added: dict[int, Added], jumps: list[Instruction]) -> None:
+        self._after = {start: len(one.after) for start, one in added.items()}
+        self.wider: dict[int, int] = {}  # a jump's start -> EXTENDED_ARGs in front of it
+        while True:
+            self.sizes = {start: len(one) for start, one in added.items()}
+            for start, count in self.wider.items():
+                self.sizes[start] = self.sizes.get(start, 0) + 2 * count
+            self.places = sorted(self.sizes)
+            self._sums = [0, *accumulate(self.sizes[start] for start in self.places)]
+            before = dict(self.wider)
+            for one in jumps:
+                more = max(0, self.argument(one).bit_length() - 1) // 8 - (one.at - one.start) // 2
+                if more > self.wider.get(one.start, 0):
+                    self.wider[one.start] = more
+            if before == self.wider:
+                return
+
+    def label(self, start: int) -> int:
+        """Where a jump to the instruction leads."""
+        return start + self._sums[bisect_left(self.places, start)] + self._after.get(start, 0)
+
+    def own(self, start: int, byte: int) -> int:
+        """Where a byte of the instruction that begins at `start` is."""
+        return byte + self._sums[bisect_right(self.places, start)]
+
+    def argument(self, one: Instruction) -> int:
+        distance = self.label(one.target()) - self.own(one.start, one.end)
+        return (-distance if one.op in BACKWARD else distance) // 2
 
 
-def _size(op: int, arg: int) -> int:
-    return 2 * (1 + (arg > 0xFF) + (arg > 0xFFFF) + (arg > 0xFFFFFF) + _CACHES.get(op, 0))
+def _write_jump(raw: bytearray, one: Instruction, moved: _Moved) -> None:
+    at, arg = moved.own(one.start, one.at), moved.argument(one)
+    raw[at + 1] = arg & 0xFF
+    for i in range(1, (one.at - one.start) // 2 + moved.wider.get(one.start, 0) + 1):
+        raw[at - 2 * i], raw[at - 2 * i + 1] = dis.EXTENDED_ARG, arg >> 8 * i & 0xFF
 
 
-def _bytes(flat: list[Instruction], places: list[int]) -> bytes:
-    raw = bytearray()
-    for i, one in enumerate(flat):
-        caches = _CACHES.get(one.op, 0)
-        extra = (places[i + 1] - places[i]) // 2 - 1 - caches
-        for shift in range(extra, 0, -1):
-            raw += bytes((dis.EXTENDED_ARG, one.arg >> 8 * shift & 0xFF))
-        raw.append(one.op)
-        raw.append(one.arg & 0xFF)
-        if caches:
-            raw += bytes(2 * caches)
-    return bytes(raw)
+def _handlers(code: CodeType, moved: _Moved) -> list[tuple[int, int, int, int, bool]]:
+    if not code.co_exceptiontable:
+        return []
+    return [
+        (moved.label(entry.start), moved.label(entry.end), moved.label(entry.target), entry.depth, entry.lasti)
+        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    ]
 
 
 def _gaps(start: int, end: int, covered: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -154,34 +160,37 @@ def _entry(start: int, stop: int, target: int, depth: int, lasti: bool) -> bytes
     return bytes(raw)
 
 
-def _lines(line: int, flat: list[Instruction], places: list[int]) -> bytes:
-    """The table of positions: rows of up to 8 code units; numbers of 6-bit digits, the lowest first."""
-    raw = bytearray()
-    i = 0
-    while i < len(flat):
-        one, j = flat[i], i + 1
-        while j < len(flat) and flat[j].position == one.position:
-            j += 1
-        units, i = (places[j] - places[i]) // 2, j
-        now, last, column, until = one.position
-        while units > 0:
-            here, units = min(units, 8), units - 8
-            if now is None:
-                raw.append(128 | 15 << 3 | here - 1)
-                continue
-            step, line = now - line, now
-            signed = -step << 1 | 1 if step < 0 else step << 1
-            whole = last is not None and column is not None and until is not None
-            raw.append(128 | (14 if whole else 13) << 3 | here - 1)
-            raw += _digits([signed, (last or 0) - now, (column or 0) + 1, (until or 0) + 1] if whole else [signed])
-    return bytes(raw)
+def _positions(table: bytes, moved: _Moved, more: int) -> bytes:
+    """The table of positions: a row holds for up to 8 code units. What is added has the line of what is before it."""
+    found, at = bytearray(), 0  # code units of the old code
+    cuts = iter([(start // 2, moved.sizes[start] // 2) for start in moved.places] + [(1 << 60, 0)])
+    cut, units = next(cuts)
+    for row in _ROW.findall(table):
+        here = (row[0] & 7) + 1
+        while cut < at + here:
+            if cut > at:
+                found += bytes((row[0] & 0xF8 | cut - at - 1,)) + row[1:]
+                row, here, at = _again(row), at + here - cut, cut
+            found += _same_line(units)
+            cut, units = next(cuts)
+        found += bytes((row[0] & 0xF8 | here - 1,)) + row[1:]
+        at += here
+    return bytes(found) + _same_line(more)
 
 
-def _digits(numbers: Iterable[int]) -> bytes:
-    raw = bytearray()
-    for number in numbers:
-        while number >= 64:
-            raw.append(number & 63 | 64)
-            number >>= 6
-        raw.append(number)
-    return bytes(raw)
+def _same_line(units: int) -> bytes:
+    rows = [8] * (units // 8) + [units % 8] * (units % 8 > 0)
+    return b"".join(bytes((128 | 13 << 3 | n - 1, 0)) for n in rows)
+
+
+def _again(row: bytes) -> bytes:
+    """The same position for what follows: the same row, but it does not step to another line."""
+    kind = row[0] >> 3 & 15
+    if kind == 14:  # its first number, of 6-bit digits, is the step
+        rest = row[1:]
+        while rest[0] & 64:
+            rest = rest[1:]
+        return row[:1] + b"\0" + rest[1:]
+    if kind == 13:
+        return row[:1] + b"\0"
+    return bytes((128 | 10 << 3 | row[0] & 7,)) + row[1:] if kind in (11, 12) else row

@@ -7,24 +7,26 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns, time_ns
 from types import CodeType
 from typing import Any
 
 from meshwright.observe.watch.events import Event
+from meshwright.observe.watch.points import Point
 from meshwright.observe.watch.stream import FULL, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
     enter: Callable[[object], None]  # gets the first argument where `wants_self`, else None
-    leave: Callable[[object], None]
-    suspend: Callable[[object], None]  # a generator or coroutine pauses with a value
+    leave: Callable[[object, int], None]  # gets what is returned, and the byte of the instruction
+    suspend: Callable[[object, int], None]  # a generator or coroutine pauses with a value
     resume: Callable[[], None]
     raised: Callable[..., None]  # gets the exception, or finds it in sys.exc_info()
-    line: Callable[[int], None] | None
-    wants_self: bool
+    point: Callable[[Point], None] | None = None  # something may have changed
+    points: dict[int, Point] = field(default_factory=dict)  # where that is called: byte of the instruction after it
+    wants_self: bool = False
 
 
 class Thread:
@@ -92,7 +94,7 @@ class CallsOnly:
         self._name, self._at, self._pauses = code.co_qualname, place(code), pauses(code)
 
     def hooks(self) -> Hooks:
-        return Hooks(self._enter(), self._leave(), self._suspend, self._resume, self._raised, None, wants_self=False)
+        return Hooks(self._enter(), self._leave(), self._suspend, self._resume, self._raised)
 
     def _enter(self) -> Callable[[object], None]:
         recorder, local, emit, now = self._recorder, self._recorder.local, self._recorder.emit, perf_counter_ns
@@ -111,11 +113,11 @@ class CallsOnly:
 
         return enter
 
-    def _leave(self) -> Callable[[object], None]:
+    def _leave(self) -> Callable[[object, int], None]:
         recorder, local, emit, now = self._recorder, self._recorder.local, self._recorder.emit, perf_counter_ns
         shift, name, key, buffer, otherwise = recorder.shift, self._name, self._key, recorder.stream.buffer, self._stop
 
-        def leave(_: object) -> None:
+        def leave(_: object, __: int) -> None:
             time = now() + shift
             thread = getattr(local, "thread", None) or recorder.thread()
             calls = thread.calls
@@ -129,7 +131,7 @@ class CallsOnly:
 
         return leave
 
-    def _suspend(self, _: object) -> None:
+    def _suspend(self, _: object, __: int) -> None:
         self._stop("yield", where=self._at)
 
     def _resume(self) -> None:

@@ -24,7 +24,8 @@ class Monitored:
         self._codes: list[CodeType] = []  # kept, so that no other code gets the id of one
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
 
-    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType]) -> None:
+    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
+        """Codes are enough here: every function that has one is watched, whenever it was made."""
         self._start()
         events = self._api.events
         for code in codes:
@@ -33,7 +34,7 @@ class Monitored:
             self._codes.append(code)
             hooks = self._hooks[id(code)] = self._make(code)
             wanted = events.PY_START | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
-            self._api.set_local_events(self._tool, code, wanted | (events.LINE if hooks.line else 0))
+            self._api.set_local_events(self._tool, code, wanted | (events.INSTRUCTION if hooks.point else 0))
 
     def run(self, code: CodeType, codes: Iterable[CodeType], namespace: dict[str, object]) -> None:
         """Execute a module's code whose functions do not exist yet."""
@@ -64,34 +65,38 @@ class Monitored:
             self._api.register_callback(self._tool, event, callback)
         self._api.set_events(self._tool, self._api.events.PY_UNWIND | self._api.events.PY_THROW)
 
-    def _callbacks(self) -> dict[int, Callable[..., None]]:
-        hooks_of, frame_of, names = self._hooks.get, sys._getframe, self._api.events
+    def _callbacks(self) -> dict[int, Callable[..., object]]:
+        hooks_of, frame_of, names, off = self._hooks.get, sys._getframe, self._api.events, self._api.DISABLE
 
         def start(code: CodeType, _: int) -> None:
             if hooks := hooks_of(id(code)):
                 hooks.enter(frame_of(1).f_locals.get(code.co_varnames[0]) if hooks.wants_self else None)
 
-        def leave(code: CodeType, _: int, value: object) -> None:
+        def leave(code: CodeType, at: int, value: object) -> None:
             if hooks := hooks_of(id(code)):
-                hooks.leave(value)
+                hooks.leave(value, at)
 
-        def suspend(code: CodeType, _: int, value: object) -> None:
+        def suspend(code: CodeType, at: int, value: object) -> None:
             if hooks := hooks_of(id(code)):
-                hooks.suspend(value)
+                hooks.suspend(value, at)
 
-        def line(code: CodeType, number: int) -> None:
-            if (hooks := hooks_of(id(code))) and hooks.line:
-                hooks.line(number)
+        def instruction(code: CodeType, at: int) -> object:
+            hooks = hooks_of(id(code))
+            where = hooks.points.get(at) if hooks else None
+            if hooks is None or hooks.point is None or where is None:
+                return off  # never again for this one
+            hooks.point(where)
+            return None
 
-        ways: dict[int, Callable[..., None]] = {
+        ways: dict[int, Callable[..., object]] = {
             names.PY_START: start,
             names.PY_RETURN: leave,
             names.PY_YIELD: suspend,
-            names.LINE: line,
+            names.INSTRUCTION: instruction,
         }
         return ways | self._unusual()
 
-    def _unusual(self) -> dict[int, Callable[..., None]]:
+    def _unusual(self) -> dict[int, Callable[..., object]]:
         hooks_of, names = self._hooks.get, self._api.events
 
         def resume(code: CodeType, *_: object) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshwright.observe.watch.marks import Snapshot
+from meshwright.observe.watch.snapshot import Snapshot
+
+
+_NONE: Mapping[str, object] = {}
 
 
 class Names:
@@ -23,7 +26,7 @@ class Names:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def hold(self, name: str) -> bool:
+    def hold(self, name: str, value: object = None) -> bool:
         if isinstance(self._asked, bool):
             return self._asked
         if name not in self._known:
@@ -31,48 +34,55 @@ class Names:
         return self._known[name]
 
 
-class Objects:
-    """The last look at every watched object, shared by all calls on it, so that a change is said once."""
+class Seen(Snapshot):
+    """The last look at one object."""
 
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Snapshot]] = {}
-        self._slots: dict[type, tuple[str, ...]] = {}
+    __slots__ = ("_slots", "thing", "weak")
 
-    def seen(self, thing: object) -> Snapshot:
-        """The last look at an object, or a first one."""
-        key = id(thing)
-        found = self._seen.get(key)
-        if found is not None and (found[0] is thing or (type(found[0]) is weakref.ref and found[0]() is thing)):
-            return found[1]
+    def __init__(self, thing: Any, names: Names, slots: tuple[str, ...], forget: Callable[[object], None]) -> None:
+        self._slots = slots
+        self.thing: Callable[[], object]
         try:
-            held: object = weakref.ref(thing, lambda _: self._seen.pop(key, None))
-        except TypeError:  # of __slots__ without __weakref__: held until it is left, see `forget`
-            held = thing
-        self._seen[key] = (held, Snapshot(self.items(thing)))
-        return self._seen[key][1]
-
-    def forget(self, thing: object) -> None:
-        """Let go of an object that cannot be held weakly."""
-        found = self._seen.get(id(thing))
-        if found is not None and found[0] is thing:
-            del self._seen[id(thing)]
+            self.thing, self.weak = weakref.ref(thing, forget), True
+        except TypeError:  # of __slots__ without __weakref__: held until it is left, see `Objects.forget`
+            self.thing, self.weak = lambda: thing, False
+        super().__init__(self.items(thing), names.hold)
 
     def items(self, thing: Any) -> Mapping[str, object]:
         """Its attributes, without asking properties."""
-        kind = type(thing)
-        slots = self._slots.get(kind)
-        if slots is None:
-            slots = self._slots[kind] = _slots(kind)
-        own = getattr(thing, "__dict__", None)
-        if own is not None and not slots:
-            return own  # type: ignore[no-any-return]
-        found = dict(own or {})
-        for name in slots:
+        if not self._slots:
+            return getattr(thing, "__dict__", _NONE)
+        found = dict(getattr(thing, "__dict__", ()))
+        for name in self._slots:
             try:
                 found[name] = object.__getattribute__(thing, name)
             except AttributeError:
                 continue
         return found
+
+
+class Objects:
+    """The last look at every watched object, shared by all calls on it, so that a change is said once."""
+
+    def __init__(self, names: Names) -> None:
+        self._names, self._slots = names, dict[type, tuple[str, ...]]()
+        self.known: dict[int, Seen] = {}  # by id; an entry may be of an object that is gone
+
+    def seen(self, thing: object) -> Seen:
+        """The last look at an object, or a first one."""
+        key = id(thing)
+        found = self.known.get(key)
+        if found is not None and found.thing() is thing:
+            return found
+        kind = type(thing)
+        if kind not in self._slots:
+            self._slots[kind] = _slots(kind)
+        found = self.known[key] = Seen(thing, self._names, self._slots[kind], lambda _: self.known.pop(key, None))
+        return found
+
+    def forget(self, thing: object) -> None:
+        """Let go of an object that cannot be held weakly."""
+        self.known.pop(id(thing), None)
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ A trace function (`sys.settrace`) would slow down every instruction of the threa
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 
-from meshwright.observe.watch.assemble import OP, Instruction, call, put_together, take_apart
+from meshwright.observe.watch.assemble import OP, Added, call, put_together
 from meshwright.observe.watch.hooks import Hooks
+from meshwright.observe.watch.points import decode
 
 Make = Callable[[CodeType], Hooks]
 FRAMES_UP = 1  # hooks are called by the watched frame itself
@@ -22,12 +24,13 @@ class Rewritten:
     def __init__(self, make: Make) -> None:
         self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
 
-    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType]) -> None:
+    def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
+        """Put hooks into the codes, of these functions and, if there are `others`, of all that can be found."""
         wanted = {id(code): code for code in codes}
         done: dict[int, CodeType] = {}
         found = list(functions)
         inner = [code for code in wanted.values() if "<locals>" in code.co_qualname]
-        if inner:  # functions that were made by a watched or unwatched call before this one
+        if inner and others:  # functions that were made by a watched or unwatched call before this one
             found += [one for one in gc.get_referrers(*inner) if isinstance(one, FunctionType)]
         for function in found:
             old = function.__code__
@@ -62,40 +65,33 @@ class Rewritten:
 
 
 def hooked(code: CodeType, hooks: Hooks) -> CodeType:
+    """The code with calls of the hooks in it."""
     constants: list[object] = list(code.co_consts)
 
     def load(value: object) -> int:
         constants.append(value)
         return len(constants) - 1
 
-    enter, leave, raised = load(hooks.enter), load(hooks.leave), load(hooks.raised)
-    suspend, resume, none = load(hooks.suspend), load(hooks.resume), load(None)
-    body = take_apart(code)
+    body = decode(code)
+    added: defaultdict[int, Added] = defaultdict(Added)
+    if hooks.point is not None:
+        point = load(hooks.point)
+        for start, where in hooks.points.items():
+            added[start].before = call(point, (OP["LOAD_CONST"], load(where)))
+    enter, leave, suspend, resume = map(load, (hooks.enter, hooks.leave, hooks.suspend, hooks.resume))
+    on_raise = call(load(hooks.raised))
     top = (OP["COPY"], 3)  # what is returned lies under the two that a call pushes
     for one in body:
         if one.op == OP["RESUME"]:
-            me = _first_argument(code) if hooks.wants_self else (OP["LOAD_CONST"], none)
-            one.after = call(resume) if one.arg & 3 else call(enter, me)
+            me = _first_argument(code) if hooks.wants_self else (OP["LOAD_CONST"], load(None))
+            added[one.end].after = call(resume) if one.arg & 3 else call(enter, me)
         elif one.op == OP["RETURN_VALUE"]:
-            one.before = call(leave, top)
+            added[one.start].before += call(leave, top, (OP["LOAD_CONST"], load(one.at)))
         elif one.op == OP["YIELD_VALUE"]:
-            one.before = call(suspend, top)
-    if hooks.line is not None:
-        _add_lines(body, load(hooks.line), load)
-    return put_together(code, body, tuple(constants), call(raised))
+            added[one.start].before += call(suspend, top, (OP["LOAD_CONST"], load(one.at)))
+    return put_together(code, body, added, tuple(constants), on_raise)
 
 
 def _first_argument(code: CodeType) -> tuple[int, int]:
     inside = code.co_varnames[0] in code.co_cellvars  # a nested function uses it too
     return (OP["LOAD_DEREF"] if inside else OP["LOAD_FAST"], 0)
-
-
-def _add_lines(body: list[Instruction], hook: int, load: Callable[[object], int]) -> None:
-    last: int | None = None
-    started = False
-    for one in body:
-        line = one.position[0]
-        if started and line is not None and line != last and one.op != OP["PUSH_EXC_INFO"]:
-            one.before = call(hook, (OP["LOAD_CONST"], load(line))) + one.before
-            last = line
-        started = started or (one.op == OP["RESUME"] and one.arg == 0)

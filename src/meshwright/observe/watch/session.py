@@ -64,13 +64,14 @@ class Watch:
         found = [aims.resolve(one) for one in self._targets]  # mistakes are the same on every rank
         if self.wanted():
             functions = [function for one in found for function in one.functions]
-            self.backend().install(functions, [code for one in found for code in one.codes])
+            codes, others = [code for one in found for code in one.codes], any(one.others for one in found)
+            self.backend().install(functions, codes, others)
         return self
 
     def add(self, target: aims.Target, found: aims.Found) -> None:
         """Watch something more, which was found as this target."""
         self._targets.append(target)
-        self.backend().install(found.functions, found.codes)
+        self.backend().install(found.functions, found.codes, found.others)
 
     def wanted(self) -> bool:
         """Whether this process is among the ranks that were asked for, or may turn out to be."""

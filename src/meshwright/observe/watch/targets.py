@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -50,6 +51,7 @@ class Found:
 
     functions: list[FunctionType]
     codes: list[CodeType]
+    others: bool = True  # whether there may be more functions, made by a call, that have one of the codes
 
 
 def target_of(thing: Any) -> Target | FunctionType | type | ModuleType:
@@ -148,6 +150,23 @@ def inside(code: CodeType) -> Iterator[CodeType]:
             yield from (inner for inner in inside(one) if not inner.co_name.startswith("<") and inner.co_flags & 2)
 
 
+def made_before(functions: Sequence[FunctionType]) -> bool:
+    """Whether someone holds a code inside these that is none of them: then it is worth searching the whole memory."""
+    known = Counter(id(one.__code__) for one in {id(one): one for one in functions}.values())
+    held = list[bool]()
+
+    def visit(constants: tuple[object, ...]) -> None:
+        for one in constants:
+            if isinstance(one, CodeType):
+                # held by the constants, by `one`, and for the moment by the call itself
+                held.append(sys.getrefcount(one) > 3 + known[id(one)])
+                visit(one.co_consts)
+
+    for function in functions:
+        visit(function.__code__.co_consts)
+    return any(held)
+
+
 def _within(name: str, wanted: str) -> bool:
     return name == wanted or name.startswith((f"{wanted}.", f"{wanted}.<locals>."))
 
@@ -155,7 +174,8 @@ def _within(name: str, wanted: str) -> bool:
 def _all(functions: Sequence[FunctionType], what: str) -> Found:
     if not functions:
         raise InputError(f"{what} defines no Python functions", field="target")
-    return Found(list(functions), list({id(c): c for one in functions for c in inside(one.__code__)}.values()))
+    others = made_before(functions)
+    return Found(list(functions), list({id(c): c for one in functions for c in inside(one.__code__)}.values()), others)
 
 
 def _of_module(module: ModuleType) -> Iterator[FunctionType]:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from meshwright.errors import InputError, UnknownName, shorten
-from meshwright.observe.watch.marks import describe, is_tensor, tensor_text
+from meshwright.observe.watch.describe import describe, is_tensor, tensor_text
 from meshwright.units import size
 
 

@@ -1,0 +1,83 @@
+"""Values in a few words that are the same in every process, so that ranks can be compared: no addresses."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from itertools import islice
+from typing import Any
+
+_LONGEST = 96  # characters of a value in an event
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
+_SMALL = 256  # bits of a number whose text is short
+_NUMBERS = frozenset({bool, float, type(None)})
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque})
+
+
+def describe(value: Any, *, brief: bool = False) -> str:
+    """
+    >>> describe([1, 2]), describe({"a": 1}, brief=True), describe(object())
+    ('[1, 2]', 'dict of 1', '<object>')
+    """
+    kind = type(value)
+    if kind in _NUMBERS or (kind is int and value.bit_length() < _SMALL):
+        return repr(value)
+    if kind in PLAIN:
+        return shorten(_text(value))
+    if is_tensor(value):
+        return tensor_text(value)
+    if kind in _CONTAINERS:
+        items = list(islice(value, 9))
+        few = len(items) < 9 and all(type(one) in PLAIN for one in items)
+        if few and not brief and kind is dict:
+            few = all(type(one) in PLAIN for one in value.values())
+        return shorten(repr(value)) if few and not brief else f"{kind.__name__} of {len(value)}"
+    if is_array(value):
+        return f"ndarray{list(value.shape)} {value.dtype}"
+    return f"<{getattr(value, '__qualname__', kind.__name__) if callable(value) else kind.__name__}>"
+
+
+def _text(value: Any) -> str:
+    if type(value) in (str, bytes):
+        return repr(value[:_LONGEST])
+    try:
+        return repr(value)
+    except ValueError:  # more digits than Python turns into text
+        return f"int of {value.bit_length()} bits"
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # a value is a tensor only where somebody else has imported torch
+    kind = getattr(torch, "Tensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    kind = getattr(numpy, "ndarray", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def tensor_text(value: Any) -> str:
+    kind = type(value).__name__
+    placed = getattr(value, "placements", None) if kind not in ("Tensor", "Parameter") else None
+    where = f" {', '.join(map(str, placed))}" if placed is not None else ""
+    return f"{kind}{list(value.shape)} {_kind_text(value.dtype, value.device)}{where} v{version(value)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_text(dtype: object, device: object) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {device}"
+
+
+def version(value: Any) -> int:
+    """How often a tensor was changed in place."""
+    try:
+        return value._version  # type: ignore[no-any-return]
+    except RuntimeError:  # inference tensors do not count
+        return -1
