@@ -78,7 +78,9 @@ class Follower:
                 words = f"{text}  {said}" if text and said else text or said
             now = perf_counter_ns() + shift
             emit(
-                Event(one.event, now, 0, thread.name, depth, owner + one.name, at, None, one.old_text, one.new_text, words)
+                Event(
+                    one.event, now, 0, thread.name, depth, owner + one.name, at, None, one.old_text, one.new_text, words
+                )
             )
 
 
