@@ -73,8 +73,9 @@ CASES: dict[str, tuple[str, Context]] = {
     "model, nothing matches: objwatch": ("model", objwatch(["no_such_file.py"])),
     "model, one file: ours": ("model", ours("watched", attributes=True)),
     "model, one file: objwatch": ("model", objwatch(["watched.py"])),
-    "model, one file, tensors: ours": ("model", ours("watched", attributes=True, wrapper="tensor")),
-    "model, one file, tensors: objwatch": ("model", objwatch(["watched.py"], shapes=True)),
+    "model, one file, numbers of tensors: ours": ("model", ours("watched", attributes=True, wrapper="tensor")),
+    "model, one file, shapes: ours": ("model", ours("watched", attributes=True, wrapper="plain")),
+    "model, one file, shapes: objwatch": ("model", objwatch(["watched.py"], shapes=True)),
     "model, one file, locals: ours": ("model", ours("watched", attributes=True, locals=True)),
     "model, one file, locals: objwatch": ("model", objwatch(["watched.py"], with_locals=True)),
     "model, with torch's own: ours": ("model", ours(["watched", *TORCH], attributes=True)),
@@ -183,7 +184,7 @@ def main() -> None:
             found[name].append(in_its_own_process(name))
     middle = {name: sorted(many, key=overhead)[len(many) // 2] for name, many in found.items()}
     print(
-        f"{'case':36} {'CPU-s':>8} {'of plain':>9} {'us/call':>8} {'calls':>6} {'changes':>8} {'of objwatch':>12}  bars"
+        f"{'case':42} {'CPU-s':>8} {'of plain':>9} {'us/call':>8} {'calls':>6} {'changes':>8} {'of objwatch':>12}  bars"
     )
     for name in names:
         print(row(name, middle))
@@ -201,7 +202,7 @@ def row(name: str, middle: dict[str, dict[str, float]]) -> str:
     share = overhead(one) / max(overhead(peer), 1e-9) if peer else None
     of_plain, said = one["seconds"] / one["plain"], f"{share:12.1%}" if share is not None else " " * 12
     met = bars(name, of_plain - 1, share)
-    return f"{name:36} {one['seconds']:8.4f} {of_plain:8.2f}x {each} {counts} {said}  {met}".rstrip()
+    return f"{name:42} {one['seconds']:8.4f} {of_plain:8.2f}x {each} {counts} {said}  {met}".rstrip()
 
 
 def bars(name: str, more: float, share: float | None) -> str:
