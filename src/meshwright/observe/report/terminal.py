@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 60  # characters of the bar
+KNOWN = 0.2  # of computing: if shapes tell FLOPs of less, a rate would mislead
 
 
 def head(found: Analysis) -> str:
@@ -98,8 +99,8 @@ def _achieved(found: Analysis) -> Iterator[str]:
     """FLOP/s over steps, where shapes tell FLOPs; model FLOPs are what operators did, recomputation included."""
     flops = sum(facts.costs.flops for facts in found.ranks)
     whole = int(found.across.parts.length.sum())
-    if flops and whole:
-        busy = sum(facts.costs.flops_time for facts in found.ranks)
+    busy = sum(facts.costs.flops_time for facts in found.ranks)
+    if flops and whole and busy > KNOWN * int(found.across.parts.compute.sum()):
         while_running = f"{flops / max(busy, 1) * 1e-3:.3g} while they run"
         yield f"operators of known shape do {flops / whole * 1e-3:.3g} TFLOP/s per rank ({while_running})"
 
