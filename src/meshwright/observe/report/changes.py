@@ -43,7 +43,7 @@ def _table(title: str, rows: Sequence[Change]) -> Iterator[str]:
     for row in rows[:ROWS]:
         show = size if row.what == "memory" else seconds
         counts = ""
-        if row.count_before or row.count_after:
+        if row.count_before != row.count_after:
             counts = f", {row.count_before:.4g} -> {row.count_after:.4g} per step"
         sign = "+" if row.change > 0 else "-"
         both = f"({show(row.before)} -> {show(row.after)}{counts})"
