@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ CLASSES = (*PATTERNS, "other")
 _COMPILED = {label: re.compile(pattern, re.IGNORECASE) for label, pattern in PATTERNS.items()}
 
 
+@lru_cache(1 << 14)  # names are long, and the same in all ranks
 def kernel_class(name: str) -> str:
     """
     >>> kernel_class("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"), kernel_class("triton_poi_fused_add_0")

@@ -30,7 +30,7 @@ class Nest:
     def innermost(self, threads: Ints, times: Ints) -> Ints:
         """The place of the innermost span of a thread that is open at each time, -1 for none."""
         found = np.full(len(times), -1)
-        for thread in np.unique(self.thread):
+        for thread in np.unique(threads):
             first, stop = np.searchsorted(self.thread, [thread, thread + 1])
             mine = np.flatnonzero(threads == thread)
             found[mine] = np.searchsorted(self.starts[first:stop], times[mine], side="right") - 1 + first

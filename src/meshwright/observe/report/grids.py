@@ -151,6 +151,33 @@ def stretches(found: Analysis) -> Grid | None:
     return table
 
 
+def memory(found: Analysis) -> Grid | None:
+    """What held memory at the fullest moment of the fullest rank."""
+    told = [(facts, facts.memory) for facts in found.ranks if facts.memory]
+    if not told:
+        return None
+    facts, held = max(told, key=lambda pair: pair[1].allocated)
+    if not held.holders:
+        return None
+    before = f", {size(held.before)} of it from before the recording" if held.before > 0 else ""
+    table = Grid.of(
+        f"Memory (rank {facts.rank}, at most {size(held.allocated)} in use{before})",
+        ["allocated by", "part of the model"],
+        ["bytes", "blocks"],
+    )
+    for holder in held.holders[:ROWS]:
+        table.add_row(holder.operator or "?", holder.part or "?", size(holder.bytes), f"{holder.blocks:,}")
+    return table
+
+
 def grids(found: Analysis) -> list[Grid]:
-    every = (by_rank(found), collectives(found), kernels(found), shapes(found), modules(found), stretches(found))
+    every = (
+        by_rank(found),
+        collectives(found),
+        kernels(found),
+        shapes(found),
+        modules(found),
+        stretches(found),
+        memory(found),
+    )
     return [table for table in every if table is not None]

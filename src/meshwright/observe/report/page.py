@@ -11,7 +11,7 @@ from meshwright.observe.analysis import Analysis
 from meshwright.observe.rank.calls import SPELLINGS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.document import document
-from meshwright.observe.report.grids import TITLES, modules, shapes, stretches
+from meshwright.observe.report.grids import TITLES, memory, modules, shapes, stretches
 from meshwright.observe.report.interesting import ahead, interesting
 from meshwright.observe.report.timeline import timeline
 from meshwright.observe.report.words import short_name
@@ -62,7 +62,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "collectives": told["collectives"],
         "kernels": _together(told["ranks"], "kernels"),
         "operators": _together(told["ranks"], "operators"),
-        "grids": [vars(grid) for grid in (shapes(found), modules(found), stretches(found)) if grid],
+        "grids": [vars(grid) for grid in (shapes(found), modules(found), stretches(found), memory(found)) if grid],
         "notes": told["notes"],
     }
 
