@@ -81,6 +81,29 @@ def test_slow_in_everything() -> None:
     assert one.costs == one.extra == 420_000
 
 
+def test_slow_in_two_classes_of_three() -> None:
+    programs = data_parallel(4, 6)
+    for rank, program in enumerate(programs):
+        times = 1.2 if rank == 3 else 1.0
+        program[:] = [
+            part
+            for op in program
+            for part in (
+                [
+                    Compute(round(op.ns * times), op.name),
+                    Compute(round(800_000 * times), "flash_fwd"),
+                    Compute(500_000, "relu"),
+                ]
+                if isinstance(op, Compute) and "gemm" in op.name
+                else [op]
+            )
+        ]
+    (one,) = named(programs).found
+    assert (one.ranks, one.where) == ((3,), "product and attention")
+    assert one.slower == pytest.approx(0.2)
+    assert one.extra == 2 * (200_000 + 160_000)
+
+
 def test_a_late_host_is_named_and_no_one_who_waits_for_it() -> None:
     found = named(data_parallel(6, 8, host=lambda rank, step: 400_000 if rank == 2 and step >= 4 else 10_000))
     (one,) = found.found
