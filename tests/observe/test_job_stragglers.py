@@ -88,6 +88,29 @@ def test_a_late_host_is_named_and_no_one_who_waits_for_it() -> None:
     assert one.extra == 390_000
 
 
+@few
+@given(st.integers(0, 10_000), st.integers(2, 4), st.integers(1, 3), st.sampled_from([0.003, 0.02, 0.05]))
+def test_nobody_in_even_pipelines(seed: int, stages: int, copies: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    programs = [
+        [
+            Compute(int(op.ns * (1 + spread * rng.standard_normal())), op.name) if isinstance(op, Compute) else op
+            for op in one
+        ]
+        for one in pipelined(stages, 8, 5, flush=True, copies=copies)
+    ]
+    assert named(programs).found == ()
+
+
+def test_half_of_the_ranks() -> None:
+    """One of two machines is slow: its ranks are named, all of them."""
+    made = noisy(np.random.default_rng(3), 16, 8, 0.01)
+    made[8:] = (made[8:] * 1.1).astype(np.int64)
+    found = named(data_parallel(16, 8, lambda rank, step: int(made[rank, step])))
+    assert found.ranks == tuple(range(8, 16))
+    assert all(one.slower == pytest.approx(0.1, abs=0.02) for one in found.found)
+
+
 def test_clocks_do_not_make_stragglers() -> None:
     found = named(
         data_parallel(8, 6),

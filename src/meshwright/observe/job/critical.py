@@ -127,7 +127,7 @@ def _path(
             last = place
         arrives = row if last == place else int(_row_of(job, call, last))
         came = int(aligned.start[arrives])
-        hidden = int(computed[1][row] - computed[0][row])
+        hidden = int(aligned.hidden_transfer[row])
         back.append(Segment(rank.number, min(came, stop), stop, what, min(hidden, max(stop - came, 0))))
         place, time, busy = last, min(came, stop), int(computed[0][arrives])
     segments = tuple(one for one in reversed(back) if one.end > one.start)

@@ -115,7 +115,7 @@ def _device(
         events=len(rows),
         kernels=int(kernels.sum()),
         communication_kernels=int((kind == COMMUNICATES).sum()),
-        streams=len(np.unique(trace.events.track[rows])),
+        streams=int(np.count_nonzero(np.bincount(trace.events.track[rows]))),
         kernel_time=int((ends - starts)[kernels].sum()),
         steps=tuple(
             Step(step, shares(starts[mine], ends[mine], kind[mine]) if mine.any() else None, int(mine.sum()))

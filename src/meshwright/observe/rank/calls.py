@@ -249,7 +249,8 @@ def _within(merged: tuple[Ints, Ints], spans: tuple[Ints, Ints]) -> tuple[Ints, 
     """What of disjoint, sorted intervals lies within others."""
     if not len(merged[0]) or not len(spans[0]):
         return merged[0][:0], merged[1][:0]
-    edges = np.unique(np.concatenate([*merged, *spans]))
+    edges = np.sort(np.concatenate([*merged, *spans]))  # np.unique would hash what is all but distinct
+    edges = edges[np.append(True, edges[1:] != edges[:-1])]
     keep = _covers(merged, edges[:-1]) & _covers(spans, edges[:-1])
     return union(edges[:-1][keep], edges[1:][keep])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ PATTERNS = {
     "attention": r"flash|fmha|attention|sdpa|_attn|paged",
     "convolution": r"conv|winograd|implicit_gemm|im2col|dgrad|wgrad|fprop",
     "product": r"gemm|cutlass|cublas|Cijk_|xmma|matmul|batchmatmul|(?:^|_)mm_|nvjet|wgmma|gemv|dot_kernel",
-    "optimizer": r"adam|multi_tensor_apply|lamb|(?<!loga)sgd|foreach",
+    "optimizer": r"adam|adagrad|multi_tensor_apply|lamb(?!da)|sgd_|foreach",
     "normalisation": r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|norm",
     "softmax and loss": r"softmax|cross_?entropy|nll_loss|logsumexp",
     "indexing": r"embedding|index|gather|scatter|sort|radix|topk|unique|histogram|bounds_check|_lookup",
@@ -27,6 +28,7 @@ CLASSES = (*PATTERNS, "other")
 _COMPILED = {label: re.compile(pattern, re.IGNORECASE) for label, pattern in PATTERNS.items()}
 
 
+@lru_cache(1 << 14)  # names are long, and the same in all ranks
 def kernel_class(name: str) -> str:
     """
     >>> kernel_class("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"), kernel_class("triton_poi_fused_add_0")

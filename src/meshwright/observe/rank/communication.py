@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,19 @@ def communicates(name: str) -> bool:
 
 def communication_kernels(trace: Trace, pattern: re.Pattern[str] = COMMUNICATION) -> NDArray[np.bool_]:
     """Which events are kernels that communicate: by name, or because they say which collective they are."""
-    named = np.array([pattern.search(text) is not None for text in trace.texts], np.bool_)
-    found: NDArray[np.bool_] = named[trace.events.name]
-    found[trace.collectives.row[trace.collectives.name > 0]] = True
-    found &= trace.events.category == Category.KERNEL
+    kernels = np.flatnonzero(trace.events.category == Category.KERNEL)
+    names = trace.events.name[kernels]
+    named = np.zeros(len(trace.texts), np.bool_)
+    for number in np.flatnonzero(np.bincount(names)):
+        named[number] = _matches(pattern, trace.texts[number])
+    told = np.zeros(len(trace.events), np.bool_)
+    told[trace.collectives.row[trace.collectives.name > 0]] = True
+    found = np.zeros(len(trace.events), np.bool_)
+    found[kernels] = named[names] | told[kernels]
     return found
+
+
+@lru_cache(1 << 14)
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    """Kept: names are long, and the same in all ranks."""
+    return pattern.search(name) is not None

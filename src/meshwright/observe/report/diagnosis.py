@@ -10,21 +10,27 @@ import numpy as np
 
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
+from meshwright.observe.job.stragglers import EVERYTHING
 from meshwright.observe.job.table import CollectiveRow
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.words import percent, ranks_text, seconds
 from meshwright.units import size
 
 LEAST = 0.03  # of the step: less is not worth a sentence
+FAR_BELOW = 0.5  # of what the device could do: more than that is lost
 
 
 @dataclass(frozen=True)
 class Finding:
     """One sentence of a diagnosis."""
 
-    share: float  # of the step, 0 to 1
+    share: float  # of the step, 0 to 1: what it is about, or would save
     what: str
     advice: str
+
+
+def of_step(share: float, what: str, advice: str) -> Finding:
+    return Finding(share, f"{percent(share)} of the step {what}.", advice)
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,9 @@ def shares_of(found: Analysis) -> Shares:
 def diagnose(found: Analysis) -> tuple[Finding, ...]:
     """Findings by the share of the step that they are about."""
     shares = shares_of(found)
-    every = [*_collectives(found), *_pipeline(found, shares), *_host(found, shares), *_rest(shares)]
-    return tuple(sorted((one for one in every if one.share >= LEAST), key=lambda one: -one.share))
+    every = [*_collectives(found), *_pipeline(found, shares), *_host(found, shares), *_rest(shares), *_products(found)]
+    shown = [*(one for one in every if one.share >= LEAST), *_stragglers(found)]
+    return tuple(sorted(shown, key=lambda one: -one.share))
 
 
 def _collectives(found: Analysis) -> Iterator[Finding]:
@@ -65,14 +72,14 @@ def _collectives(found: Analysis) -> Iterator[Finding]:
         main = max(mine, key=lambda row: row.exposed_transfer)
         rate = f", most of it at {main.busbw:.3g} GB/s per link" if main.busbw else ""
         mean = f"{_sizes(main)} a call{rate}"
-        word = kind.replace("_", "-")
-        yield Finding(
+        word = "communication" if kind == "other" else kind.replace("_", "-")
+        yield of_step(
             exposed / whole,
             f"is exposed {word} of {group}{where} ({mean})" if _sizes(main) else f"is exposed {word} of {group}{where}",
             _ADVICE.get(kind, "overlap it with computing, or move less"),
         )
         waits = sum(row.exposed_waiting for row in mine)
-        yield Finding(
+        yield of_step(
             waits / whole,
             f"ranks wait in {word} of {group} for others to arrive{_last(found, group, kind)}",
             "look at what the late ranks do before: balance their work, or find what slows them",
@@ -109,9 +116,55 @@ def _last(found: Analysis, group: str, kind: str) -> str:
     return f"; {ranks_text([found.across.ranks[worst]])} is the last in {percent(share)} of all calls"
 
 
+def _stragglers(found: Analysis) -> Iterator[Finding]:
+    """Every one that is named, however little it costs."""
+    for one in found.stragglers.found:
+        since = f" since step {one.since}" if one.since is not None else ""
+        costs = f"; without it a step would be {seconds(one.costs)} shorter" if one.costs else ""
+        who, many = ranks_text(one.ranks).capitalize(), len(one.ranks) > 1
+        if one.cause == "compute":
+            verb = "compute" if many else "computes"
+            where = "" if one.where == EVERYTHING else f" in {one.where}"
+            what = f"{who} {verb} {percent(one.slower)} slower{where} than ranks that do the same{since}{costs}."
+            advice = "check clocks, temperature and power of the device, and what else runs on its machine; replace it"
+        elif one.cause == "host":
+            what = f"{who} {'issue' if many else 'issues'} work late ({percent(one.slower)} of a step){since}{costs}."
+            advice = (
+                "look for what its host does besides: input pipeline, checkpoints, garbage collection, other processes"
+            )
+        elif one.cause == "link":
+            where = f"where {ranks_text(one.ranks)} {'take' if many else 'takes'} part"
+            what = f"{one.where} is {percent(one.slower)} slower {where}{costs}."
+            advice = "check the links of these machines, and what else uses them"
+        else:
+            where = f"Stage {one.stage} ({ranks_text(one.ranks)})"
+            what = f"{where} computes {percent(one.slower)} longer than other stages{costs}."
+            advice = "move layers to other stages (meshwright plan balances them with what was measured)"
+        yield Finding(one.costs / max(found.stragglers.step, 1), what, advice)
+
+
+def _products(found: Analysis) -> Iterator[Finding]:
+    """Operators far below what their device can do, where shapes tell what they should take."""
+    whole = max(int(found.across.parts.length.sum()), 1)
+    slow: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for facts in found.ranks:
+        for row in facts.costs.shaped:
+            if row.share and facts.devices and facts.devices[0].device != "host":
+                slow[row.name, row.dims, row.bound][0] += row.time
+                slow[row.name, row.dims, row.bound][1] += row.time * (1 - min(row.share, 1.0))
+    for (name, dims, bound), (time, lost) in slow.items():
+        if lost / max(time, 1) >= FAR_BELOW:
+            best = "its memory" if bound == "memory" else "its arithmetic"
+            yield of_step(
+                lost / whole,
+                f"is lost in {name} of {dims}, which reaches {percent(1 - lost / time)} of what {best} allows",
+                "choose sizes that are multiples of 128, a lower precision, or fuse it with its neighbours (torch.compile)",
+            )
+
+
 def _pipeline(found: Analysis, shares: Shares) -> Iterator[Finding]:
     stages = {stage for stage in found.across.pipeline.stage if stage is not None}
-    yield Finding(
+    yield of_step(
         shares.parts["bubble"],
         f"is pipeline bubble over {len(stages)} stages" if stages else "is pipeline bubble",
         "more micro-batches, interleaved stages or a zero-bubble schedule (meshwright plan weighs them)",
@@ -121,7 +174,7 @@ def _pipeline(found: Analysis, shares: Shares) -> Iterator[Finding]:
 def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
     """Devices without work: say how small the kernels are, since that decides what helps."""
     if all(device.device == "host" for facts in found.ranks for device in facts.devices):
-        yield Finding(
+        yield of_step(
             shares.parts["host_bound"],
             "passes outside of operators and exchanges: in Python, in the input pipeline, or waiting unseen",
             "record Python's stacks (with_stack=True) to see where; torch.compile removes most of what is between operators",
@@ -129,8 +182,8 @@ def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
         return
     kernels = [kernel for facts in found.ranks for kernel in facts.kernels]
     count, total = sum(kernel.count for kernel in kernels), sum(kernel.total for kernel in kernels)
-    small = f" (a kernel lasts {seconds(total / count)} on average)" if count else ""
-    yield Finding(
+    small = f" (a kernel lasts {seconds(total / count)} on average{_meanwhile(found)})" if count else ""
+    yield of_step(
         shares.parts["host_bound"],
         f"devices idle because the host has not issued what comes next{small}",
         "CUDA graphs or torch.compile, larger micro-batches, fewer synchronisations (.item(), .cpu(), printing the loss), "
@@ -138,13 +191,28 @@ def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
     )
 
 
+def _meanwhile(found: Analysis) -> str:
+    """What the host does most in the stretches in which devices wait for it."""
+    spent: dict[str, int] = defaultdict(int)
+    idle = synced = 0
+    for facts in found.ranks:
+        for stretch in facts.devices[0].launches.stretches if facts.devices else ():
+            idle, synced = idle + stretch.idle, synced + stretch.synchronised
+            for name, time in stretch.filled_by:
+                spent[name] += time
+    if 2 * synced > idle:
+        return "; the host mostly waits for the device in between"
+    most = max(spent, key=lambda name: spent[name], default="")
+    return f"; meanwhile the host is mostly in {most}" if most and 3 * spent[most] > sum(spent.values()) else ""
+
+
 def _rest(shares: Shares) -> Iterator[Finding]:
-    yield Finding(
+    yield of_step(
         shares.parts["copies"],
         "is copies between host and device (or fills) that nothing hides",
         "pin the host's memory and copy with non_blocking=True on a stream of its own",
     )
-    yield Finding(
+    yield of_step(
         shares.parts["idle"],
         "devices idle though work is issued: it waits for other streams, or for launches themselves",
         "look at the waits between streams (meshwright analyze --perfetto)",

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.rank.facts import RankFacts
+from meshwright.observe.rank.operators import Shaped
 from meshwright.observe.report.diagnosis import computing, diagnose, shares_of
 from meshwright.observe.report.plain import plain
 from meshwright.observe.report.terminal import head, notes
@@ -18,7 +19,7 @@ def document(found: Analysis) -> dict[str, Any]:
     """
     >>> import meshwright as mw
     >>> sorted(document(mw.analyze("tests/data/traces/param/dlrm_8rank", cache=False)))[:4]
-    ['clocks', 'collectives', 'computing', 'findings']
+    ['clocks', 'collectives', 'computing', 'critical_paths']
     """
     shares = shares_of(found)
     across = found.across
@@ -33,6 +34,10 @@ def document(found: Analysis) -> dict[str, Any]:
         "ranks": [_rank(found, place, facts) for place, facts in enumerate(found.ranks)],
         "collectives": plain(across.table),
         "clocks": {"ahead_ns": plain(across.clocks.offset), "drift": plain(across.clocks.drift)},
+        "stragglers": plain(found.stragglers),
+        "critical_paths": [plain(path) | {"segments": plain(path.segments[:MOST])} for path in found.paths[:MOST]],
+        "records": plain(found.records),
+        "snapshots": plain(found.snapshots),
         "stages": list(across.pipeline.stage),
         "skipped": plain(found.broken),
         "notes": list(notes(found)),
@@ -53,4 +58,18 @@ def _rank(found: Analysis, place: int, facts: RankFacts) -> dict[str, Any]:
         },
         "kernels": plain(facts.kernels[:MOST]),
         "operators": plain(facts.operators[:MOST]),
+        "costs": {
+            "flops": facts.costs.flops,
+            "device": facts.costs.device,
+            "operators": plain(facts.costs.table[:MOST]),
+            "shapes": [_shaped(row) for row in facts.costs.shaped[:MOST]],
+        },
+        "modules": plain(facts.modules),
+        "memory": plain(facts.memory),
+        "launches": plain(facts.devices[0].launches) if facts.devices else None,
     }
+
+
+def _shaped(row: Shaped) -> dict[str, Any]:
+    rates = {"flops_per_second": row.flops_per_second, "bytes_per_second": row.bytes_per_second}
+    return {**plain(row), **rates}

@@ -11,10 +11,10 @@ from meshwright.observe.analysis import Analysis
 from meshwright.observe.rank.calls import SPELLINGS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.document import document
+from meshwright.observe.report.grids import TITLES, memory, modules, shapes, stretches
 from meshwright.observe.report.interesting import ahead, interesting
-from meshwright.observe.report.terminal import TITLES
 from meshwright.observe.report.timeline import timeline
-from meshwright.observe.report.words import percent, short_name
+from meshwright.observe.report.words import short_name
 from meshwright.observe.traces import Trace, read_trace
 from meshwright.observe.traces.cache import read_cached
 
@@ -50,7 +50,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "shares": [[TITLES[name], share, PART_COLOURS[name]] for name, share in told["shares"].items()],
         "hidden": told["hidden"],
         "computing": list(told["computing"].items()),
-        "findings": [one | {"share": percent(one["share"])} for one in told["findings"]],
+        "findings": told["findings"],
         "steps": told["steps"][:MOST_STEPS],
         "ranks": [_rank(one) for one in told["ranks"][:MOST_RANKS]],
         "more_ranks": max(len(told["ranks"]) - MOST_RANKS, 0),
@@ -62,6 +62,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "collectives": told["collectives"],
         "kernels": _together(told["ranks"], "kernels"),
         "operators": _together(told["ranks"], "operators"),
+        "grids": [vars(grid) for grid in (shapes(found), modules(found), stretches(found), memory(found)) if grid],
         "notes": told["notes"],
     }
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.report.diagnosis import Shares, computing, diagnose, shares_of
-from meshwright.observe.report.words import percent, ranks_text, seconds, short_name
+from meshwright.observe.report.grids import TITLES, Grid
+from meshwright.observe.report.words import percent, ranks_text, seconds
 from meshwright.units import size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-TITLES = {
-    "compute": "compute", "transfer": "exposed transfer", "waiting": "waiting for ranks", "bubble": "pipeline bubble",
-    "copies": "copies", "host_bound": "host-bound idle", "idle": "other idle",
-}  # fmt: skip
-ROWS = 10  # of a table: the whole is in --json, --html and --sql
 WIDTH = 60  # characters of the bar
+KNOWN = 0.2  # of computing: if shapes tell FLOPs of less, a rate would mislead
 
 
 def head(found: Analysis) -> str:
@@ -46,6 +43,10 @@ def bar(shares: Shares) -> str:
 def lines(found: Analysis) -> Iterator[str]:
     """Everything above the tables."""
     shares = shares_of(found)
+    yield from _records(found)
+    yield from _snapshots(found)
+    if not found.ranks:
+        return
     yield head(found)
     if not shares.step:
         yield "no work was recorded"
@@ -59,100 +60,94 @@ def lines(found: Analysis) -> Iterator[str]:
         yield f"communication hidden behind computing: {percent(shares.hidden)} of the step"
     if classes := computing(found):
         yield "computing is " + ", ".join(f"{name} {percent(share)}" for name, share in classes if share >= 0.01)
+    yield from _achieved(found)
+    yield from _memory(found)
+    yield from _critical(found)
     yield ""
     findings = diagnose(found)
     for number, finding in enumerate(findings, 1):
-        yield f"{number}. {percent(finding.share)} of the step {finding.what}."
+        yield f"{number}. {finding.what}"
         yield f"   -> {finding.advice}"
     if not findings:
         yield "Nothing but computing takes a noticeable part of the step."
+
+
+def _records(found: Analysis) -> Iterator[str]:
+    """Jobs that were recorded as operations: what would be without what is slow."""
+    for job in found.records:
+        yield f"job {job.name}: {job.workers} workers, {job.steps} steps of {job.measured:.3g} s"
+        if job.cause == "worker":
+            named = f"{ranks_text(job.ranks)} {'is' if len(job.ranks) == 1 else 'are'} slow"
+            yield f"   {named}: it explains {percent(job.by_slowest)} of a slow-down of {job.slowdown:.2f}x"
+        elif job.cause == "stage":
+            shares = f"{percent(job.by_last_stage)} of a slow-down of {job.slowdown:.2f}x goes with the last stage"
+            yield f"   stage {job.stage} ({ranks_text(job.ranks)}) has more work than the others: {shares}"
+        else:
+            yield f"   no worker or stage stands out: a step is {job.slowdown:.2f}x what it would be if all were alike"
+        worst = ", ".join(f"{kind} {slow:.2f}x" for kind, slow in job.by_kind[:3])
+        yield f"   a step would take {job.ideal:.3g} s if all were alike; slow-down by operation: {worst}"
+
+
+def _snapshots(found: Analysis) -> Iterator[str]:
+    for path, devices in found.snapshots:
+        for one in devices:
+            yield f"{path}: device {one.device}, at most {size(one.peak)} in use of {size(one.reserved)} reserved; held by"
+            yield from (f"   {size(held):>10}  {blocks:6,} blocks  {line}" for line, held, blocks in one.holders[:8])
+
+
+def _achieved(found: Analysis) -> Iterator[str]:
+    """FLOP/s over steps, where shapes tell FLOPs; model FLOPs are what operators did, recomputation included."""
+    flops = sum(facts.costs.flops for facts in found.ranks)
+    whole = int(found.across.parts.length.sum())
+    busy = sum(facts.costs.flops_time for facts in found.ranks)
+    if flops and whole and busy > KNOWN * int(found.across.parts.compute.sum()):
+        while_running = f"{flops / max(busy, 1) * 1e-3:.3g} while they run"
+        yield f"operators of known shape do {flops / whole * 1e-3:.3g} TFLOP/s per rank ({while_running})"
+
+
+def _memory(found: Analysis) -> Iterator[str]:
+    told = [(facts.memory, facts.rank) for facts in found.ranks if facts.memory]
+    if told:
+        held, rank = max(told, key=lambda pair: pair[0].allocated)
+        reserved = f" of {size(held.reserved)} reserved" if held.reserved >= 0 else ""
+        yield f"memory: at most {size(held.allocated)} in use{reserved} within the recording (rank {rank})"
+
+
+def _critical(found: Analysis) -> Iterator[str]:
+    """The longest step's path, in words."""
+    if len(found.ranks) < 2 or not found.paths:
+        return
+    path = max(found.paths, key=lambda path: path.length)
+    ranks = [f"rank {rank} {percent(time / path.length)}" for rank, time in path.by_rank[:3]]
+    what = [f"{name} {percent(time / path.length)}" for name, time in path.by_what[:4]]
+    step = f"of step {path.step}" if path.step >= 0 else "of the recording"
+    yield f"the critical path {step} runs through {', '.join(ranks)}; it is {', '.join(what)}"
 
 
 def notes(found: Analysis) -> Iterator[str]:
     """What was left out, changed or assumed; equal notes of several ranks together."""
     for broken in found.broken:
         yield f"skipped {broken.path}: {broken.why}"
-    for note in (*found.notes, *found.across.aligned.notes, *found.across.aligned.matched.notes):
-        yield str(note)
+    yield from dict.fromkeys(map(str, (*found.notes, *found.across.aligned.notes, *found.across.aligned.matched.notes)))
     same: dict[str, list[int]] = defaultdict(list)
     for facts in found.ranks:
         for note in facts.notes:
             same[str(note)].append(facts.rank or 0)
-        outside = sum(device.windows.outside for device in facts.devices)
-        if outside:
-            same["work outside of every marked step, in no step's time"].append(facts.rank or 0)
+        if outside := sum(device.windows.outside for device in facts.devices):
+            same[f"{outside:,} kernels and copies were launched outside of every marked step"].append(facts.rank or 0)
     for text, ranks in same.items():
         yield f"{ranks_text(ranks)}: {text}"
 
 
-def collectives(found: Analysis) -> Table | None:
-    """Collectives by group, kind and size."""
-    rows = found.across.table
-    if not rows:
-        return None
-    ranks = max(len(found.ranks), 1)
-    table = _table(
-        "Collectives (mean per rank)",
-        ["group", "kind", "size of a call"],
-        ["calls", "time", "waiting", "transfer", "exposed", "GB/s bus", "best"],
-    )
-    for row in rows[:ROWS]:
-        sizes = "?" if row.at_least is None else f"< {size(row.below)}" if row.below else f">= {size(row.at_least)}"
-        split = [seconds(row.waiting / ranks), seconds(row.transfer / ranks)] if row.partial < row.calls else ["?", "?"]
-        exposed = seconds((row.exposed_waiting + row.exposed_transfer) / ranks)
-        speeds = [f"{value:.3g}" if value else "?" for value in (row.busbw, row.best_busbw)]
-        table.add_row(
-            row.group, row.kind, sizes, f"{row.calls:,}", seconds(row.total / ranks), *split, exposed, *speeds
-        )
-    return table
-
-
-def kernels(found: Analysis) -> Table | None:
-    """The kernels that take longest, over all ranks."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
-    for facts in found.ranks:
-        for kernel in facts.kernels:
-            mine = sums[kernel.name]
-            mine[0] += kernel.count
-            mine[1] += kernel.total
-            mine[2] = max(mine[2], kernel.p99)
-    if not sums:
-        return None
-    whole = sum(total for _, total, _ in sums.values())
-    table = _table("Kernels (all ranks)", ["kernel"], ["count", "total", "share", "mean", "p99"])
-    for name, (count, total, p99) in sorted(sums.items(), key=lambda item: -item[1][1])[:ROWS]:
-        cells = [f"{int(count):,}", seconds(total), percent(total / whole), seconds(total / count), seconds(p99)]
-        table.add_row(short_name(name), *cells)
-    return table
-
-
-def by_rank(found: Analysis) -> Table | None:
-    """Ranks, those with the longest steps first where there are many."""
-    parts = found.across.parts
-    if len(found.ranks) < 2:
-        return None
-    means = parts.length.sum(axis=1) / parts.present.sum(axis=1).clip(1)
-    order = sorted(range(len(found.ranks)), key=lambda place: -means[place])
-    chosen = sorted(order[:ROWS]) if len(order) > ROWS else range(len(order))
-    title = f"Ranks ({ROWS} with the longest steps of {len(order)})" if len(order) > ROWS else "Ranks"
-    table = _table(title, ["rank", "host"], ["step", *(TITLES[name] for name in PARTS)])
-    for place in chosen:
-        whole = max(int(parts.length[place].sum()), 1)
-        cells = [percent(int(getattr(parts, name)[place].sum()) / whole) for name in PARTS]
-        table.add_row(str(found.ranks[place].rank), found.ranks[place].host[:24] or "?", seconds(means[place]), *cells)
-    return table
-
-
-def tables(found: Analysis) -> list[Table]:
-    return [table for table in (by_rank(found), collectives(found), kernels(found)) if table is not None]
-
-
-def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+def table(grid: Grid) -> Table:
+    """As rich prints it."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for word in words:
-        table.add_column(word, overflow="fold")
-    for word in numbers:
-        table.add_column(word, justify="right")
-    return table
+    made = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
+    for word in grid.words:
+        made.add_column(word, overflow="fold")
+    for word in grid.numbers:
+        made.add_column(word, justify="right")
+    for row in grid.rows:
+        made.add_row(*row)
+    return made

@@ -65,6 +65,6 @@ def short_name(kernel: str, width: int = 60) -> str:
         if depth <= 0 and sign not in ">)":
             kept.append(sign)
     text = "".join(kept).strip() or name
-    if found := re.search(r"(\w*(?:[fF]unctor|Ops)\w*|\w+_kernel_cuda|\w+_kernel_impl)", name[len(text) :]):
+    if found := re.search(r"(\w*(?:[fF]unctor|Ops)\w*|(?!gpu_kernel)\w+_kernel_cuda)", name[len(text) :]):
         text += f" {found[1]}"
     return text if len(text) <= width else text[: width - 3] + "..."

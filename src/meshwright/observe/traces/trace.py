@@ -66,6 +66,8 @@ class Trace:
 
     def complete(self, *wanted: Category) -> NDArray[np.int64]:
         """Rows of the events that have a duration and are of one of these categories."""
-        of_kind = np.zeros(256, np.bool_)
-        of_kind[list(wanted)] = True
-        return np.flatnonzero(of_kind[self.events.category] & (self.events.phase == ord("X")))
+        chosen = np.zeros(len(self.events), np.bool_)
+        for category in wanted:
+            chosen |= self.events.category == category
+        chosen &= self.events.phase == ord("X")
+        return np.flatnonzero(chosen)
