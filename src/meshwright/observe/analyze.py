@@ -11,6 +11,7 @@ from meshwright.observe.analysis import Analysis
 from meshwright.observe.finding import VALID, Place, one_per_rank, sources
 from meshwright.observe.gathering import Broken, Tell, gather
 from meshwright.observe.job.across import across
+from meshwright.observe.job.against_plan import compare
 from meshwright.observe.job.critical import critical_paths
 from meshwright.observe.job.records import read_records, study
 from meshwright.observe.job.stragglers import stragglers
@@ -47,9 +48,9 @@ def analyze(
         ranks=ranks,
         broken=tuple(broken),
         notes=notes,
-        plan=plan,
         across=side_by_side,
         stragglers=stragglers(ranks, side_by_side),
+        promised=compare(ranks, plan, side_by_side) if plan else None,
         paths=critical_paths(ranks, side_by_side),
         snapshots=snapshots,
         records=records,

@@ -43,8 +43,7 @@ def _in_order(names: NDArray[np.int32], durations: NDArray[np.int64]) -> tuple[N
 def kernel_table(trace: Trace, *categories: Category) -> tuple[Kernel, ...]:
     """Kernels, or events of other categories, by total time, longest first."""
     rows = trace.complete(*(categories or (Category.KERNEL,)))
-    names, durations = trace.events.name[rows], trace.events.dur[rows]
-    names, durations = _in_order(names, durations)
+    names, durations = _in_order(trace.events.name[rows], trace.events.dur[rows])
     firsts = np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else np.zeros(0, np.int64)
     counts = np.diff(np.append(firsts, len(names)))
     totals = np.add.reduceat(durations, firsts) if len(names) else firsts

@@ -36,6 +36,7 @@ def document(found: Analysis) -> dict[str, Any]:
         "clocks": {"ahead_ns": plain(across.clocks.offset), "drift": plain(across.clocks.drift)},
         "stragglers": plain(found.stragglers),
         "critical_paths": [plain(path) | {"segments": plain(path.segments[:MOST])} for path in found.paths[:MOST]],
+        "plan": plain(found.promised),
         "records": plain(found.records),
         "snapshots": plain(found.snapshots),
         "stages": list(across.pipeline.stage),

@@ -68,8 +68,22 @@ def lines(found: Analysis) -> Iterator[str]:
     for number, finding in enumerate(findings, 1):
         yield f"{number}. {finding.what}"
         yield f"   -> {finding.advice}"
+    if found.promised:
+        yield ""
+    yield from promised_lines(found)
     if not findings:
         yield "Nothing but computing takes a noticeable part of the step."
+
+
+def promised_lines(found: Analysis) -> Iterator[str]:
+    """The plan's step beside the measured one, and what would bring them together."""
+    if found.promised is None:
+        return
+    step = found.promised.step
+    both = f"{seconds(1e9 * step.predicted)}; measured {seconds(1e9 * step.measured)}"
+    yield f"the plan promised a step of {both} ({step.ratio:.2f}x)"
+    for text in found.promised.suggestions:
+        yield f"   -> {text}"
 
 
 def _records(found: Analysis) -> Iterator[str]:
@@ -128,6 +142,7 @@ def notes(found: Analysis) -> Iterator[str]:
     """What was left out, changed or assumed; equal notes of several ranks together."""
     for broken in found.broken:
         yield f"skipped {broken.path}: {broken.why}"
+    yield from found.promised.notes if found.promised else ()
     yield from dict.fromkeys(map(str, (*found.notes, *found.across.aligned.notes, *found.across.aligned.matched.notes)))
     same: dict[str, list[int]] = defaultdict(list)
     for facts in found.ranks:
