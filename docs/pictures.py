@@ -1,5 +1,5 @@
 """Draws the pictures of the documentation: `python docs/pictures.py` after a change of `show`, and
-`python docs/pictures.py compress` for what pays on this machine (needs chromium)."""
+`python docs/pictures.py compress` for what pays on this machine, `analyze` for a report (both need chromium)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def picture_of(path: Path) -> str:
     return console.export_svg(title=f"meshwright show {path.name}", unique_id="plan")
 
 
-def what_pays(target: Path) -> None:
-    """The page of `meshwright compress explain`, as far as its grid."""
+def page_of(target: Path, size: str, *command: str) -> None:
+    """The page that a verb writes, as far as it fits into a window."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        command = ["compress", "explain", "--processes", "4", "--html", str(page)]
-        subprocess.run([sys.executable, "-m", "meshwright", *command], check=True)
+        subprocess.run([sys.executable, "-m", "meshwright", *command, "--html", str(page)], check=True)
         flags = (
             "--headless",
             "--no-sandbox",
@@ -39,12 +38,15 @@ def what_pays(target: Path) -> None:
             "--hide-scrollbars",
             f"--user-data-dir={folder}/profile",
         )
-        shot = ("--window-size=1200,670", f"--screenshot={target}", page.as_uri())
+        shot = (f"--window-size={size}", f"--screenshot={target}", page.as_uri())
         subprocess.run(["chromium", *flags, *shot], check=True, capture_output=True)
 
 
 if __name__ == "__main__" and "compress" in sys.argv[1:]:
-    what_pays(HERE / "images" / "compress.png")
+    page_of(HERE / "images" / "compress.png", "1200,670", "compress", "explain", "--processes", "4")
+elif __name__ == "__main__" and "analyze" in sys.argv[1:]:
+    traces = HERE.parent / "tests/data/traces/param/dlrm_8rank"
+    page_of(HERE / "images" / "analyze.png", "1200,1330", "analyze", str(traces), "--no-cache")
 elif __name__ == "__main__":
     target = HERE / "images" / "plan.svg"
     target.parent.mkdir(exist_ok=True)

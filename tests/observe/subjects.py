@@ -100,6 +100,60 @@ class Slotted:
         del self.y
 
 
+class Renamed:
+    """Its methods call their object something else."""
+
+    def __init__(this) -> None:  # noqa: N805
+        this.n = 0
+
+    def add(this, k: int) -> None:  # noqa: N805
+        this.n += k
+
+    @staticmethod
+    def change(other: Renamed) -> None:
+        other.n = -1
+
+
+class Sides:
+    """Changes in ways that are easily missed."""
+
+    def __init__(self) -> None:
+        self.x, self.items = 0, list(range(200))
+
+    def by_alias(self) -> None:
+        me = self
+        me.x = 1
+        self.items = list(self.items)
+
+    def by_alias_in_place(self) -> None:
+        items = self.items
+        items += [7]
+
+    def in_a_condition(self) -> int:
+        if self.bump() > 100:
+            return 0
+        return self.x
+
+    def bump(self) -> int:
+        vars(self)["x"] += 1
+        return self.x
+
+    def caught(self) -> None:
+        try:
+            raise_after(self)
+        except ValueError:
+            self.items = []
+
+    def in_a_loop(self) -> None:
+        for self.x in range(3):
+            pass
+
+
+def raise_after(thing: Sides) -> None:
+    thing.x = 5
+    raise ValueError
+
+
 def factorial(n: int) -> int:
     return 1 if n < 2 else n * factorial(n - 1)
 

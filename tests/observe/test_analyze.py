@@ -14,14 +14,14 @@ import pytest
 
 import meshwright as mw
 from meshwright.observe import gathering
-from meshwright.observe.finding import trace_files
+from meshwright.observe.finding import sources
 from meshwright.observe.report.document import document
 from meshwright.observe.report.interesting import interesting
 from meshwright.observe.report.page import read_ranks
 from meshwright.observe.report.perfetto import merged
 from meshwright.observe.report.sql import ask
 from meshwright.observe.report.terminal import lines, notes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Run
 
 TRACES = ROOT / "tests/data/traces"
 DLRM = TRACES / "param/dlrm_8rank"
@@ -60,9 +60,9 @@ def test_files_are_found_in_folders_and_counted_as_people_count(tmp_path: Path) 
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    names = [file.name for file in trace_files(tmp_path)]
+    names = [file.name for file in sources(tmp_path).traces]
     assert names == ["rank1.json.zst", "rank2.json.gz", "rank10.json"]
-    assert trace_files([tmp_path / "notes.txt"]) == (tmp_path / "notes.txt",)  # what is named is tried
+    assert sources([tmp_path / "notes.txt"]).traces == (tmp_path / "notes.txt",)  # what is named is tried
 
 
 def test_broken_double_and_nameless_files_are_told(tmp_path: Path) -> None:
@@ -185,3 +185,12 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(small(1, [(0, 5)]))
     (tmp_path / "b.json").chmod(0)
     assert [Path(one.path).name for one in mw.analyze(tmp_path).broken] == ["b.json"]
+
+
+def test_recorded_jobs_name_their_published_causes(meshwright: Run) -> None:
+    """One slow worker in AR, the last of four stages in ST (StragglerAnalysis)."""
+    found = meshwright("analyze", str(TRACES / "straggler"))
+    assert found.returncode == 0, found.stderr
+    slow, stage = found.stdout.split("job ST")
+    assert "explains 100 % of a slow-down of 1.97x" in slow
+    assert "stage 3 (ranks 6-7) has more work than the others" in stage

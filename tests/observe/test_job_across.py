@@ -159,7 +159,7 @@ def test_a_group_of_which_not_all_were_recorded() -> None:
     assert row.partial == row.calls == 4
     assert row.unsplit == row.total
     assert row.busbw is None
-    assert any("not every rank" in note.what for note in found.aligned.notes)
+    assert any("not all who take part" in note.what for note in found.aligned.notes)
 
 
 def test_a_recording_that_begins_later() -> None:

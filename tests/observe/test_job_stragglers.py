@@ -81,11 +81,57 @@ def test_slow_in_everything() -> None:
     assert one.costs == one.extra == 420_000
 
 
+def test_slow_in_two_classes_of_three() -> None:
+    programs = data_parallel(4, 6)
+    for rank, program in enumerate(programs):
+        times = 1.2 if rank == 3 else 1.0
+        program[:] = [
+            part
+            for op in program
+            for part in (
+                [
+                    Compute(round(op.ns * times), op.name),
+                    Compute(round(800_000 * times), "flash_fwd"),
+                    Compute(500_000, "relu"),
+                ]
+                if isinstance(op, Compute) and "gemm" in op.name
+                else [op]
+            )
+        ]
+    (one,) = named(programs).found
+    assert (one.ranks, one.where) == ((3,), "product and attention")
+    assert one.slower == pytest.approx(0.2)
+    assert one.extra == 2 * (200_000 + 160_000)
+
+
 def test_a_late_host_is_named_and_no_one_who_waits_for_it() -> None:
     found = named(data_parallel(6, 8, host=lambda rank, step: 400_000 if rank == 2 and step >= 4 else 10_000))
     (one,) = found.found
     assert (one.ranks, one.cause, one.since) == ((2,), "host", 4)
     assert one.extra == 390_000
+
+
+@few
+@given(st.integers(0, 10_000), st.integers(2, 4), st.integers(1, 3), st.sampled_from([0.003, 0.02, 0.05]))
+def test_nobody_in_even_pipelines(seed: int, stages: int, copies: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    programs = [
+        [
+            Compute(int(op.ns * (1 + spread * rng.standard_normal())), op.name) if isinstance(op, Compute) else op
+            for op in one
+        ]
+        for one in pipelined(stages, 8, 5, flush=True, copies=copies)
+    ]
+    assert named(programs).found == ()
+
+
+def test_half_of_the_ranks() -> None:
+    """One of two machines is slow: its ranks are named, all of them."""
+    made = noisy(np.random.default_rng(3), 16, 8, 0.01)
+    made[8:] = (made[8:] * 1.1).astype(np.int64)
+    found = named(data_parallel(16, 8, lambda rank, step: int(made[rank, step])))
+    assert found.ranks == tuple(range(8, 16))
+    assert all(one.slower == pytest.approx(0.1, abs=0.02) for one in found.found)
 
 
 def test_clocks_do_not_make_stragglers() -> None:

@@ -141,9 +141,21 @@ def snapshot(tmp_path: Path) -> Path:
         {"action": "free_completed", "addr": 300, "size": 400, "frames": []},
     ]
     blocks = [
-        {"address": 0, "size": 100, "state": "active_allocated", "frames": [inner, frame("embed", 3)]},
-        {"address": 100, "size": 150, "state": "active_allocated", "frames": [inner, frame("block", 5)]},
-        {"address": 250, "size": 750, "state": "inactive", "frames": []},
+        {
+            "address": 0,
+            "size": 100,
+            "requested_size": 100,
+            "state": "active_allocated",
+            "frames": [inner, frame("embed", 3)],
+        },
+        {
+            "address": 100,
+            "size": 200,
+            "requested_size": 150,
+            "state": "active_awaiting_free",
+            "frames": [inner, frame("block", 5)],
+        },
+        {"address": 300, "size": 700, "requested_size": 0, "state": "inactive", "frames": []},
     ]
     segments = [{"device": 1, "address": 0, "total_size": 1000, "blocks": blocks}]
     path = tmp_path / "snapshot.pickle"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from meshwright.observe.rank.issued import issued
 from meshwright.observe.rank.modules import Modules, modules_of
@@ -125,3 +127,32 @@ def test_functions_where_nothing_else_tells() -> None:
     assert (found.source, [part.path for part in found.parts]) == ("functions", [("train.py(3): step",)])
     assert found_in(events[3:]) == Modules("", (), (), 10)
     assert found_in([]).parts == ()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = torch.nn.Linear(8, 512), torch.nn.Linear(512, 4096)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.large(self.small(x))
+
+
+def test_a_run_on_the_host(tmp_path: Path) -> None:
+    """Torch's own profile of a step without any device: time of operators stands for that of kernels."""
+    net, x = Net(), torch.randn(1024, 8)
+    net(x).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profile:
+        net(x).sum().backward()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    found = modules_of(trace, issued(trace))
+    assert found.source == "modules"
+    parts = {part.path[-1].rsplit("_", 1)[0]: part for part in found.kinds if len(part.path) == 1}
+    assert set(parts) == {"Net"}
+    small, large = (
+        next(p for p in found.parts if p.path[-1].startswith("Linear") and p.path[-1].endswith(e)) for e in ("_0", "_1")
+    )
+    assert large.forward > 5 * small.forward > 0  # 256 times the FLOPs
+    assert large.backward > 5 * small.backward > 0
+    assert parts["Net"].backward >= large.backward + small.backward

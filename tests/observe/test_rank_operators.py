@@ -188,6 +188,16 @@ def test_rates_and_the_roofline() -> None:
     ]  # fmt: skip
 
 
+def test_copies_to_the_host_are_not_held_against_the_devices_memory() -> None:
+    trace = read_trace(TRACES / "kineto/resnet50_2021_oldschema_memory.json.gz")
+    found = operators_of(trace, issued(trace), roofline({"name": "Tesla V100-DGXS-32GB"}))
+    copies = [
+        row for row in found.shaped if row.name == "aten::copy_" and row.dims == "[[32,3,224,224],[32,3,224,224],[]]"
+    ]
+    assert {(row.bound, row.share) for row in copies} == {("link", 0.0)}
+    assert {row.bound for row in found.shaped} == {"link", "memory"}  # even addmm: 131 MFLOP and 8.5 MB on this device
+
+
 @pytest.mark.parametrize(
     ("name", "gib", "device"),
     [("NVIDIA H100 80GB HBM3", 79, "h100"), ("AMD Instinct MI300X VF", 191, "mi300x"),

@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from meshwright.observe.watch.events import read
 from tests.observe import subjects
 from tests.observe.seen import Look, look_in, short
-from tests.observe.subjects import Child, Counter, Slotted, Table
+from tests.observe.subjects import Child, Counter, Renamed, Sides, Slotted, Table
 
 HERE = "tests.observe.subjects"
 
@@ -105,6 +105,41 @@ def test_items_of_lists_and_dicts(look: Look) -> None:
         "  set Table.rows {'a': 10, 'b': 2} -> dict of 1, no ['b']",
         "  set Table.rows {'a': 10} -> dict of 2, ['c'] = 3",
     ]
+
+
+def test_objects_that_methods_call_something_else(look: Look) -> None:
+    def work() -> None:
+        renamed = Renamed()
+        renamed.add(2)
+        Renamed.change(renamed)  # a static method runs on no object
+
+    found = short(look(work, Renamed, attributes=True))
+    assert found == [
+        "run Renamed.__init__", "  set Renamed.n None -> 0", "end Renamed.__init__", "run Renamed.add",
+        "  set Renamed.n 0 -> 2", "end Renamed.add", "run Renamed.change", "end Renamed.change",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("by_alias", ["x 0 -> 1 | me.x = 1", "items LONG -> LONG | self.items = list(self.items)"]),
+        ("by_alias_in_place", ["items LONG -> LONGER | items += [7]"]),
+        ("in_a_condition", ["x 0 -> 1 | if self.bump() > 100:"]),
+        ("caught", ["x 0 -> 5 | raise_after(self)", "items LONG -> [] | self.items = []"]),
+        ("in_a_loop", ["x 0 -> 1 | for self.x in range(3):", "x 1 -> 2 | for self.x in range(3):"]),
+    ],
+)  # fmt: skip
+def test_changes_are_said_with_the_line_that_made_them(look: Look, method: str, said: list[str]) -> None:
+    events = look(getattr(Sides(), method), f"{HERE}:Sides.{method}", attributes=True)
+    source = Path(subjects.__file__).read_text().splitlines()
+    found = [
+        f"{one.name.removeprefix('Sides.')} {one.old} -> {one.new} | {source[int(one.at.rpartition(':')[2]) - 1].strip()}"
+        for one in events
+        if one.event == "set"
+    ]
+    names = {"LONG": "list of 200 (the first 64 compared)", "LONGER": "list of 201 (the first 64 compared)"}
+    assert found == [" ".join(names.get(word, word) for word in line.split(" ")) for line in said]
 
 
 def test_exceptions_are_raises(look: Look) -> None:

@@ -230,3 +230,22 @@ def test_a_stream_that_was_cut_off_is_read(tmp_path: Path, streams: str) -> None
 def test_depth_and_indent_survive_merging(streams: str) -> None:
     own = short([one for one in merged(find([streams])) if one.rank == 0])
     assert own == short(read(f"{streams}.rank0.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("rank=0", "rank=1", True), ("local_rank=0, n=4", "local_rank=1, n=4", True), ("rank=0", "rank=0", True),
+        ("rank=2", "rank=3", False), ("n=0", "n=1", False), ("x=Tensor[2] cuda:0 v0", "x=Tensor[2] cuda:1 v0", True),
+        ("x=Tensor[2] cuda:0 v0", "x=Tensor[2] cpu v0", False),
+    ],
+)  # fmt: skip
+def test_what_must_differ_is_no_difference(left: str, right: str, same: bool) -> None:
+    events = [Event("run", 5, rank, "MainThread", 0, "step", text=text) for rank, text in enumerate((left, right))]
+    assert compare(events, 0, 1).same == same
+
+
+@pytest.mark.parametrize(("name", "same"), [("Trainer.rank", True), ("Trainer.count", False)])
+def test_the_attribute_that_holds_the_rank(name: str, same: bool) -> None:
+    events = [Event("set", 5, rank, "MainThread", 0, name, new=str(rank)) for rank in (0, 1)]
+    assert compare(events, 0, 1).same == same

@@ -76,6 +76,22 @@ def test_changes_in_place_are_seen(tmp_path: Path) -> None:
     assert "float16" in inside["Holder.other_type"][0]
 
 
+class Arrays:
+    def __init__(self) -> None:
+        self.small, self.large = np.zeros(4), np.zeros(10_000)
+
+    def in_place(self) -> None:
+        self.small[2] = 1
+        self.large *= 1  # nothing is different
+        self.large[3] = 1
+        self.large[5_000] = 1  # beyond what is looked at
+
+
+def test_arrays_that_change_in_place(tmp_path: Path) -> None:
+    events = look_in(tmp_path)(Arrays().in_place, Arrays, attributes=True)
+    assert [one.name for one in events if one.event == "set"] == ["Arrays.small", "Arrays.large"]
+
+
 def test_parameters_that_an_optimizer_changes(tmp_path: Path) -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -17,6 +17,7 @@ from meshwright.plan import Plan
 if TYPE_CHECKING:
     from meshwright.observe.analysis import Analysis
     from meshwright.observe.gathering import Tell
+    from meshwright.observe.job.difference import Difference
 
 QUIET = 1.0  # seconds before a bar appears
 EPILOG = """
@@ -71,6 +72,11 @@ def command(
         write_text(html, page(found, cache=not no_cache))
     if perfetto is not None:
         _window(found, perfetto, not no_cache)
+    if against is not None:
+        with bar("reading traces of the run before") as tell:
+            change = found.against(analyze(against, tell=tell, **how))
+        _changed(change, json_)
+        return
     if json_:
         from meshwright.observe.report.document import document
 
@@ -94,6 +100,17 @@ def _show(found: Analysis) -> None:
         screen.print(table(grid))
     for number, note in enumerate(notes(found)):
         click.echo(f"  {note}" if number else f"\nNotes:\n  {note}")
+
+
+def _changed(change: Difference, json_: bool) -> None:
+    from meshwright.observe.report.changes import changes
+    from meshwright.observe.report.plain import plain
+
+    if json_:
+        print_json(plain(change))
+        return
+    for line in changes(change):
+        click.echo(line)
 
 
 def _window(found: Analysis, path: str, cache: bool) -> None:

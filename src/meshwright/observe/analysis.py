@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from meshwright.observe.gathering import Broken
 from meshwright.observe.job.across import Across
+from meshwright.observe.job.against_plan import Against
 from meshwright.observe.job.critical import CriticalPath
+from meshwright.observe.job.difference import Difference, difference
+from meshwright.observe.job.records import RecordedJob
 from meshwright.observe.job.stragglers import Stragglers
 from meshwright.observe.rank.facts import RankFacts
+from meshwright.observe.rank.snapshot import Snapshot
 from meshwright.observe.traces import Note
-from meshwright.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +23,13 @@ class Analysis:
     ranks: tuple[RankFacts, ...]  # in order
     broken: tuple[Broken, ...]  # files that gave nothing
     notes: tuple[Note, ...]  # what was left out or assumed, beside the notes of each rank
-    plan: Plan | None  # the plan that was run, if it is known
     across: Across  # the ranks side by side
     stragglers: Stragglers
+    promised: Against | None  # what the plan that was run had promised, if it is known
     paths: tuple[CriticalPath, ...]  # the critical path of each step across ranks
+    snapshots: tuple[tuple[str, tuple[Snapshot, ...]], ...]  # of memory: file, and its devices
+    records: tuple[RecordedJob, ...]  # jobs recorded as operations instead of traces
+
+    def against(self, before: Analysis) -> Difference:
+        """What changed since another run."""
+        return difference(before.ranks, self.ranks)

@@ -5,19 +5,31 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.observe.job.records import find_records
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.traces import Note
 
 ENDINGS = (".json", ".json.gz", ".json.zst")
+SNAPSHOT, RECORDS = ".pickle", ".parquet"
 VALID = f"a folder with traces, or files that end in {', '.join(ENDINGS)}"
+Place = str | os.PathLike[str]
 
 
-def trace_files(places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Traces in folders (and folders in them), and files as they are named; in the order of their numbers."""
+@dataclass(frozen=True)
+class Sources:
+    """What there is to read, each in the order of its numbers."""
+
+    traces: tuple[Path, ...]
+    snapshots: tuple[Path, ...]  # of the allocator's memory (torch.cuda.memory._dump_snapshot)
+    records: tuple[Path, ...]  # of operations of a whole job, as StragglerAnalysis publishes them
+
+
+def sources(places: Place | Sequence[Place]) -> Sources:
+    """What lies in folders (and folders in them), and files as they are named."""
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     if not given:
         raise InputError("nothing to analyze", field="paths", valid=VALID)
@@ -26,14 +38,22 @@ def trace_files(places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         if not place.exists():
             raise InputError("no such file or folder", file=str(place), valid=VALID)
         found |= dict.fromkeys(_within(place) if place.is_dir() else [place])
+    snapshots = tuple(path for path in found if path.name.endswith(SNAPSHOT))
+    records = tuple(path for path in found if path.name.endswith(RECORDS))
+    traces = tuple(path for path in found if path not in snapshots and path not in records)
     if not found:
         raise InputError("holds no traces", file=", ".join(map(str, given)), valid=VALID)
-    return tuple(found)
+    return Sources(traces, snapshots, records)
 
 
 def _within(folder: Path) -> list[Path]:
-    files = (path for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS) and path.is_file())
-    return sorted((path for path in files if ".meshwright" not in path.name), key=in_order)
+    """Traces and snapshots by their endings; Parquet only where it holds records, never our own cache."""
+    every = [
+        path for path in folder.rglob("*") if ".meshwright" not in str(path.relative_to(folder)) and path.is_file()
+    ]
+    wanted = [path for path in every if path.name.lower().endswith((*ENDINGS, SNAPSHOT))]
+    recorded = {path.parent for path in every if path.name.endswith(RECORDS)}
+    return sorted([*wanted, *(path for parent in recorded for path in find_records(parent))], key=in_order)
 
 
 def in_order(path: Path) -> list[tuple[int, int, str]]:

@@ -47,7 +47,9 @@ def gather(
 ) -> tuple[list[RankFacts], list[Broken]]:  # fmt: skip
     """Facts of all files, in their order, and those that gave none. `ray` is the address of a cluster ("auto": this one)."""
     sizes = {str(file): _size(file) for file in files}
-    workers = min(workers or os.cpu_count() or 1, len(files))
+    workers = max(min(workers or os.cpu_count() or 1, len(files)), 1)
+    if not files:
+        return [], []
     if ray is not None:
         arriving = _by_ray(sizes, ray, cache)
     elif workers == 1 or sum(sizes.values()) < FEW:

@@ -296,6 +296,6 @@ def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
 
     schedule = torch.profiler.schedule(skip_first=1, wait=0, warmup=1, active=3, repeat=1)
     with torch.profiler.profile(
-        schedule=schedule, on_trace_ready=write, record_shapes=True, profile_memory=True
+        schedule=schedule, on_trace_ready=write, record_shapes=True, profile_memory=torch.cuda.is_available()
     ) as profiler:
         yield profiler.step

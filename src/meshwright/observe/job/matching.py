@@ -89,7 +89,7 @@ def match(facts: Sequence[RankFacts]) -> Matched:
     named = np.array([bool(one.name or one.ranks) for one in groups], np.bool_)
     size = np.where(message[first], 2, np.maximum(sizes[group[first]], found))
     told = message[first] | named[group[first]]
-    alone = int((found[told | (size == len(facts))] < size[told | (size == len(facts))]).sum())
+    alone = int((found < size).sum())
     return Matched(
         ranks=tuple(ranks.tolist()),
         firsts=firsts,
@@ -105,7 +105,7 @@ def match(facts: Sequence[RankFacts]) -> Matched:
         notes=tuple(
             Note(what, count)
             for what, count in (
-                ("collectives that not every rank of their group recorded: their waiting cannot be told", alone),
+                ("collectives and messages that not all who take part recorded: their waiting cannot be told", alone),
                 ("series of collectives that ranks recorded different numbers of: aligned by size and time", moved),
             )
             if count

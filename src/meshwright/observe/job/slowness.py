@@ -28,14 +28,28 @@ class Slow:
 
 
 def excess(values: Floats) -> Floats:
-    """[ranks, steps]: what each rank has over the median of all; of two, over the other.
+    """[ranks, steps]: what each rank has over the median of those that are alike; of two, over the other.
 
     >>> excess(np.array([[1.0], [1.0], [4.0]])).tolist(), excess(np.array([[1.0], [4.0]])).tolist()
     ([[0.0], [0.0], [3.0]], [[-3.0], [3.0]])
     """
     if len(values) == 2:
         return values - values[::-1]
-    return values - np.median(values, axis=0)
+    return values - np.median(values[alike(np.median(values, axis=1))], axis=0)
+
+
+def alike(usual: Floats) -> NDArray[np.bool_]:
+    """Who is held to be as one should be: all, but where a gap parts slow ranks, at most half, those below it.
+
+    >>> alike(np.array([1.0, 1.3, 1.0, 1.3])).tolist(), alike(np.array([1.0, 1.1, 1.2, 1.3])).tolist()
+    ([True, False, True, False], [True, True, True, True])
+    """
+    order = np.sort(usual)
+    gaps = np.diff(order)[(len(order) + 1) // 2 - 1 :]
+    if len(order) < 4 or gaps.max() <= (order[-1] - order[0]) / 2:
+        return np.ones(len(usual), np.bool_)
+    below: NDArray[np.bool_] = usual <= order[(len(order) + 1) // 2 - 1 + int(np.argmax(gaps))]
+    return below
 
 
 def slow(over: Floats, least: float) -> Slow:
@@ -57,6 +71,7 @@ def slow(over: Floats, least: float) -> Slow:
     own = np.median(np.abs(over - np.where(later, level[:, None], before[:, None])), axis=1)
     noise = MEDIAN * SPREAD * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
     usual = np.median(over, axis=1)
+    usual = usual[alike(usual)]
     between = SPREAD * float(np.median(np.abs(usual - np.median(usual)))) if ranks > 2 else 0.0
     times = np.where(steps - since < FEW, SURER, SURE)
     sure = level >= np.maximum(least, times * np.maximum(noise, between))

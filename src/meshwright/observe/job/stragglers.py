@@ -20,7 +20,7 @@ LEAST = 0.04  # of a rank's own work
 LEAST_OF_STEP = 0.01
 ALIKE = 0.02  # by how much numbers of kernels of ranks that do the same may differ
 EVERYTHING = "all computing"
-MOST = 0.8  # of what a rank is slower by must come from classes that are all slow by the same
+CONTRIBUTES = 0.1  # of a rank's computing, or of what it is slower by: classes with less do not matter
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Straggler:
     cause: (
         str  # "compute", "host" (issues its work late), "link" (moves data slowly), "stage" (has more work than others)
     )
-    where: str  # the class of kernels; the collective of a slow link; "" otherwise
+    where: str  # the classes of kernels; the collective of a slow link; "" otherwise
     slower: float  # than its peers: of its computing, of the transfer; for "host", of the step
     since: int | None  # number of the first slow step; None for from the start
     extra: int  # nanoseconds per step over its peers
@@ -103,42 +103,48 @@ def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
 
 def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64], step: int) -> list[Straggler]:
     """Ranks whose kernels take longer than those of their peers, in one class or in all."""
-    whole = spent.sum(axis=2)
-    classes = [place for place in range(len(CLASSES)) if spent[:, :, place].any()]
-    measured = {place: _relative(spent[:, :, place]) for place in classes}
-    total = _relative(whole)
+    over = np.stack([excess(spent[:, :, place]) for place in range(len(CLASSES))], axis=2)
+    measured = [_relative(spent.sum(axis=2)), *(_relative(spent[:, :, place]) for place in range(len(CLASSES)))]
     found = []
     for rank in range(len(group)):
-        parts = [
-            (place, extra)
-            for place, (seen, over) in measured.items()
-            if seen.sure[rank] and (extra := _extra(over, seen, rank)) >= LEAST_OF_STEP * step
-        ]
-        seen, over = total
-        extra = _extra(over, seen, rank)
-        if seen.sure[rank] and extra >= LEAST_OF_STEP * step:
-            parts.sort(key=lambda part: -part[1])
-            alone = parts[0][1] > MOST * extra if parts else False
-            where = CLASSES[parts[0][0]] if alone and _others_are_usual(measured, parts[0][0], rank) else EVERYTHING
-        elif parts:
-            place, extra = max(parts, key=lambda part: part[1])
-            (seen, over), where = measured[place], CLASSES[place]
-        else:
+        sure = [seen for seen, more in measured if seen.sure[rank] and _extra(more, seen, rank) >= LEAST_OF_STEP * step]
+        if not sure:
             continue
-        since = int(seen.since[rank])
+        since = int(sure[0].since[rank])
+        extra = np.median(over[rank, since:], axis=0)
+        where, slower, more = _where(extra, np.median((spent - over)[rank, since:], axis=0))
         found.append(
             Straggler(
                 ranks=(job.ranks[group[rank]],),
                 cause="compute",
                 where=where,
-                slower=float(seen.level[rank]),
+                slower=slower,
                 since=int(job.parts.numbers[steps[since]]) if since else None,
-                extra=int(extra),
-                costs=_costs(job, group[rank], extra),
+                extra=int(more),
+                costs=_costs(job, int(group[rank]), more),
                 stage=job.pipeline.stage[group[rank]],
             )
         )
     return found
+
+
+def _where(extra: NDArray[np.float64], usual: NDArray[np.float64]) -> tuple[str, float, float]:
+    """The classes that are slow, by how much of their usual time, and by how many nanoseconds.
+
+    >>> _where(np.array([15.0, 0.1] + [0.0] * 9), np.array([100.0, 30.0] + [0.0] * 9))
+    ('attention', 0.15, 15.0)
+    >>> _where(np.array([15.0, 4.0] + [0.0] * 9), np.array([100.0, 30.0] + [0.0] * 9))[0]
+    'all computing'
+    """
+    level = extra / np.maximum(usual, 1.0)
+    counts = extra >= CONTRIBUTES * extra.max()
+    slow_ones = counts & (level >= level[counts].max() / 2)
+    large = usual >= CONTRIBUTES * usual.sum()
+    everything = slow_ones[large].all() and large.sum() > 1
+    chosen = np.ones(len(extra), np.bool_) if everything else slow_ones
+    names = [CLASSES[place] for place in np.argsort(-extra) if slow_ones[place]]
+    more = float(extra[chosen].sum())
+    return EVERYTHING if everything else " and ".join(names), more / max(float(usual[chosen].sum()), 1.0), more
 
 
 def _relative(values: NDArray[np.float64]) -> tuple[Slow, NDArray[np.float64]]:
@@ -149,10 +155,6 @@ def _relative(values: NDArray[np.float64]) -> tuple[Slow, NDArray[np.float64]]:
 
 def _extra(over: NDArray[np.float64], seen: Slow, rank: int) -> float:
     return float(np.median(over[rank, seen.since[rank] :]))
-
-
-def _others_are_usual(measured: dict[int, tuple[Slow, NDArray[np.float64]]], slowest: int, rank: int) -> bool:
-    return not any(seen.sure[rank] for place, (seen, _) in measured.items() if place != slowest)
 
 
 def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[Straggler]:

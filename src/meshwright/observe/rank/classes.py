@@ -13,9 +13,9 @@ from meshwright.observe.traces import Trace
 # The first that matches names the kernel. Libraries: cuBLAS, cuBLASLt, CUTLASS, Tensile, hipBLASLt, cuDNN, MIOpen,
 # FlashAttention, Triton as TorchInductor names it, PyTorch's own kernels, CANN.
 PATTERNS = {
-    "attention": r"flash|fmha|attention|sdpa|_attn|paged",
+    "attention": r"scaled_dot_product|flash|fmha|attention|sdpa|_attn|paged",
     "convolution": r"conv|winograd|implicit_gemm|im2col|dgrad|wgrad|fprop",
-    "product": r"gemm|cutlass|cublas|Cijk_|xmma|matmul|batchmatmul|(?:^|_)mm_|nvjet|wgmma|gemv|dot_kernel",
+    "product": r"gemm|aten::(?:add|b|badd)?mm$|cutlass|cublas|Cijk_|xmma|matmul|(?:^|_)mm_|nvjet|wgmma|gemv|dot_kernel",
     "optimizer": r"adam|adagrad|multi_tensor_apply|lamb(?!da)|sgd_|foreach",
     "normalisation": r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|norm",
     "softmax and loss": r"softmax|cross_?entropy|nll_loss|logsumexp",

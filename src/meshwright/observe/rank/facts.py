@@ -18,11 +18,12 @@ from meshwright.observe.rank.issued import Issued, issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
 from meshwright.observe.rank.launches import Launches, launches_of
 from meshwright.observe.rank.modules import Modules, modules_of
+from meshwright.observe.rank.nesting import nest
 from meshwright.observe.rank.operators import Operators, operators_of
 from meshwright.observe.rank.roofline import roofline
 from meshwright.observe.rank.steps import Span, host_steps
 from meshwright.observe.rank.windows import Windows, windows
-from meshwright.observe.rank.work import COMPUTE, Work, work_of
+from meshwright.observe.rank.work import COMPUTE, HOST, Work, work_of
 from meshwright.observe.traces import Note, Trace
 
 
@@ -103,7 +104,8 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...], host: Issued) -> 
     inside = step >= 0
     flat = step[inside] * len(CLASSES) + classes[inside]
     shape = (len(found.numbers), len(CLASSES))
-    spent = np.bincount(flat, (computing.ends - computing.starts)[inside], minlength=shape[0] * shape[1])
+    lasts = _alone(trace, computing.rows) if work.device == HOST else computing.ends - computing.starts
+    spent = np.bincount(flat, lasts[inside], minlength=shape[0] * shape[1])
     return DeviceFacts(
         device=work.device,
         windows=found,
@@ -112,3 +114,12 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...], host: Issued) -> 
         by_class=spent.astype(np.int64).reshape(shape),
         launched=np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape),
     )
+
+
+def _alone(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Operators contain each other: what each takes outside of those within it."""
+    found = nest(trace, rows)
+    order = np.argsort(rows)
+    alone = np.zeros(len(rows), np.int64)
+    alone[order[np.searchsorted(rows[order], found.rows)]] = found.alone()
+    return alone

@@ -7,7 +7,7 @@ the forward was called: an operator and its backward carry the same sequence num
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,14 @@ LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the model and all that is inside it; nanoseconds of device work, each piece on its own."""
+    """One part of the model and all that is inside it; nanoseconds of device work, each piece on its
+    own; of operators on the host where no device was recorded."""
 
     path: tuple[str, ...]  # from the outermost
     calls: int
     forward: int
     backward: int
-    share: float  # of all device work of the rank
+    share: float  # of all such work of the rank
 
     @property
     def depth(self) -> int:
@@ -55,6 +56,8 @@ class Modules:
 def modules_of(trace: Trace, work: Issued) -> Modules:
     """Parts by the best that a trace has."""
     source, scopes, words = scopes_of(trace, work.threads)
+    if not len(work.rows):
+        work = _on_host(work)
     if not source or not len(work.rows):
         return Modules("", (), (), int(work.time.sum()))
     part, is_backward = _parts(trace, work, scopes)
@@ -67,6 +70,19 @@ def modules_of(trace: Trace, work: Issued) -> Modules:
     total = int(work.time.sum())
     parts = _tree(scopes, words, times, total)
     return Modules(source, parts, _tree(scopes, kinds, times, total), int(work.time[~held].sum()))
+
+
+def _on_host(work: Issued) -> Issued:
+    """Where no device was recorded: each operator's own time on the host."""
+    spans = work.operators
+    return replace(
+        work,
+        rows=spans.rows,
+        time=spans.alone(),
+        thread=spans.thread,
+        called=spans.starts,
+        operator=np.arange(len(spans)),
+    )
 
 
 def kind_of(word: str) -> str:

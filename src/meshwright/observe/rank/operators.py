@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 MOST_SHAPES = 200  # rows that are kept
 MOST_KERNELS = 3  # named per operator
 TF32 = re.compile(r"tf32|s1688")  # kernels that multiply 32-bit numbers on matrix units
+LINK = re.compile(r"Memcpy (?:HtoD|DtoH|PtoP)|CopyHostToDevice|CopyDeviceToHost")  # copies that leave the device
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Shaped:
     cost: Cost  # of one call
     precision: str  # the one that its products ran in
     share: float  # of what the device could do at best; 0 where that is not known
-    bound: str  # what sets this best: "compute", "memory", "" where not known
+    bound: str  # what sets this best: "compute", "memory", "link" for copies off the device, "" where not known
 
     @property
     def flops_per_second(self) -> float:
@@ -149,14 +150,17 @@ def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> l
     groups, firsts = _grouped(columns, len(trace.texts))
     counts = np.bincount(groups)
     times = np.bincount(groups, time[places])
-    fast = _on_matrix_units(trace, work, spans.rows)
+    fast, leaves = _issues(trace, work, TF32), _issues(trace, work, LINK)
     found = []
     for group, first in enumerate(firsts):
         name, dims, types, concrete = (trace.texts[column[first]] for column in columns)
         if made := cost(name, dims, types, concrete):
             precision = "tf32" if made.precision == "fp32" and fast[places[first]] else made.precision
             count, spent = int(counts[group]), int(times[group])
-            share, bound = roof.bound(made, spent * 1e-9 / count, precision) if roof else (0.0, "")
+            if leaves[places[first]]:  # the host's memory and the link to it are no matter of the device
+                share, bound = 0.0, "link"
+            else:
+                share, bound = roof.bound(made, spent * 1e-9 / count, precision) if roof else (0.0, "")
             shapes, kinds = (re.sub(r"\s+", "", text) for text in (dims, types))
             found.append(Shaped(name, shapes, kinds, count, spent, made, precision, share, bound))
     return sorted(found, key=lambda row: (-row.time, row.name, row.dims))
@@ -178,10 +182,10 @@ def _time(work: Issued, own: Floats, chosen: NDArray[np.bool_]) -> Floats:
     return time
 
 
-def _on_matrix_units(trace: Trace, work: Issued, rows: Ints) -> NDArray[np.bool_]:
-    """Whether any kernel inside each operator says that it multiplies 32-bit numbers on matrix units."""
-    says = np.array([TF32.search(text) is not None for text in trace.texts], np.bool_)[trace.events.name[work.rows]]
-    hits = np.bincount(work.operator[says & (work.operator >= 0)], minlength=len(rows))
+def _issues(trace: Trace, work: Issued, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Whether any work that each operator issued has such a name."""
+    says = np.array([pattern.search(text) is not None for text in trace.texts], np.bool_)[trace.events.name[work.rows]]
+    hits = np.bincount(work.operator[says & (work.operator >= 0)], minlength=len(work.operators))
     return work.operators.within(hits) > 0
 
 

@@ -48,7 +48,8 @@ def roofline(properties: dict[str, Any]) -> Roofline | None:
     'a100-40gb'
     """
     name = str(properties.get("name") or "")
-    gib = float(properties.get("totalGlobalMem") or 0) / 2**30
+    size = properties.get("totalGlobalMem")
+    gib = size / 2**30 if isinstance(size, int | float) else 0.0
     try:
         key = catalogue.find_device(name) if name else ""
     except UnknownName:

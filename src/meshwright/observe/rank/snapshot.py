@@ -35,7 +35,7 @@ LIBRARY = ("torch/", "site-packages/", "dist-packages/")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The fullest moment of one device. Bytes."""
+    """The fullest moment of one device. Bytes, as they were asked for: before the allocator rounds them up."""
 
     device: int
     peak: int  # in use at the fullest moment of the recorded history
@@ -91,7 +91,8 @@ def _device(device: int, segments: list[dict[str, Any]], history: list[dict[str,
         at = segment["address"]
         for block in segment["blocks"]:
             if block["state"].startswith("active"):
-                live[block.get("address", at)] = (block["size"], block.get("frames") or _old_frames(block))
+                asked = block.get("requested_size", block["size"])  # the history counts what was asked for, too
+                live[block.get("address", at)] = (asked, block.get("frames") or _old_frames(block))
             at += block["size"]
     in_use = total = peak = sum(size for size, _ in live.values())
     at_peak = len(history)

@@ -12,6 +12,7 @@ from meshwright.observe.rank.communication import COMMUNICATION, communication_k
 from meshwright.observe.traces import NONE, Category, Trace
 
 COMPUTE, COMMUNICATES, COPIES = 0, 1, 2
+HOST = "host"  # what the device is called where operators stand for kernels
 # What backends of torch.distributed call the span in which they exchange data on the host.
 ON_HOST = re.compile(r"^(?:gloo|mpi|ucc):")
 Ints = NDArray[np.int64]
@@ -21,7 +22,7 @@ Ints = NDArray[np.int64]
 class Work:
     """Rows of the trace's events, by start; times in nanoseconds on the trace's own clock."""
 
-    device: int | float | str | None  # how the trace calls the device; "host" where operators stand for kernels
+    device: int | float | str | None  # how the trace calls the device, or HOST
     rows: Ints
     starts: Ints
     ends: Ints
@@ -74,7 +75,7 @@ def _on_host(trace: Trace) -> tuple[Work, ...]:
     rows = rows[np.argsort(trace.events.ts[rows], kind="stable")]
     starts = trace.events.ts[rows]
     kind = np.where(exchanges[trace.events.name[rows]], COMMUNICATES, COMPUTE)
-    return (Work("host", rows, starts, starts + trace.events.dur[rows], kind, starts, starts),)
+    return (Work(HOST, rows, starts, starts + trace.events.dur[rows], kind, starts, starts),)
 
 
 def launches(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:

@@ -182,13 +182,28 @@ def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
         return
     kernels = [kernel for facts in found.ranks for kernel in facts.kernels]
     count, total = sum(kernel.count for kernel in kernels), sum(kernel.total for kernel in kernels)
-    small = f" (a kernel lasts {seconds(total / count)} on average)" if count else ""
+    small = f" (a kernel lasts {seconds(total / count)} on average{_meanwhile(found)})" if count else ""
     yield of_step(
         shares.parts["host_bound"],
         f"devices idle because the host has not issued what comes next{small}",
         "CUDA graphs or torch.compile, larger micro-batches, fewer synchronisations (.item(), .cpu(), printing the loss), "
         "a faster input pipeline",
     )
+
+
+def _meanwhile(found: Analysis) -> str:
+    """What the host does most in the stretches in which devices wait for it."""
+    spent: dict[str, int] = defaultdict(int)
+    idle = synced = 0
+    for facts in found.ranks:
+        for stretch in facts.devices[0].launches.stretches if facts.devices else ():
+            idle, synced = idle + stretch.idle, synced + stretch.synchronised
+            for name, time in stretch.filled_by:
+                spent[name] += time
+    if 2 * synced > idle:
+        return "; the host mostly waits for the device in between"
+    most = max(spent, key=lambda name: spent[name], default="")
+    return f"; meanwhile the host is mostly in {most}" if most and 3 * spent[most] > sum(spent.values()) else ""
 
 
 def _rest(shares: Shares) -> Iterator[Finding]:

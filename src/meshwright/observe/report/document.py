@@ -36,6 +36,9 @@ def document(found: Analysis) -> dict[str, Any]:
         "clocks": {"ahead_ns": plain(across.clocks.offset), "drift": plain(across.clocks.drift)},
         "stragglers": plain(found.stragglers),
         "critical_paths": [plain(path) | {"segments": plain(path.segments[:MOST])} for path in found.paths[:MOST]],
+        "plan": plain(found.promised),
+        "records": plain(found.records),
+        "snapshots": plain(found.snapshots),
         "stages": list(across.pipeline.stage),
         "skipped": plain(found.broken),
         "notes": list(notes(found)),
@@ -63,6 +66,7 @@ def _rank(found: Analysis, place: int, facts: RankFacts) -> dict[str, Any]:
             "shapes": [_shaped(row) for row in facts.costs.shaped[:MOST]],
         },
         "modules": plain(facts.modules),
+        "memory": plain(facts.memory),
         "launches": plain(facts.devices[0].launches) if facts.devices else None,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
-from meshwright.observe.report.words import percent, seconds, short_name
+from meshwright.observe.report.words import percent, ranks_text, seconds, short_name
 from meshwright.units import size
 
 TITLES = {
@@ -151,6 +151,50 @@ def stretches(found: Analysis) -> Grid | None:
     return table
 
 
+def memory(found: Analysis) -> Grid | None:
+    """What held memory at the fullest moment of the fullest rank."""
+    told = [(facts, facts.memory) for facts in found.ranks if facts.memory]
+    if not told:
+        return None
+    facts, held = max(told, key=lambda pair: pair[1].allocated)
+    if not held.holders:
+        return None
+    before = f", {size(held.before)} of it from before the recording" if held.before > 0 else ""
+    table = Grid.of(
+        f"Memory (rank {facts.rank}, at most {size(held.allocated)} in use{before})",
+        ["allocated by", "part of the model"],
+        ["bytes", "blocks"],
+    )
+    for holder in held.holders[:ROWS]:
+        table.add_row(holder.operator or "?", holder.part or "?", size(holder.bytes), f"{holder.blocks:,}")
+    return table
+
+
+def promised(found: Analysis) -> list[Grid]:
+    """What the plan promised beside what was measured: a table of parts and classes, a column per side and group."""
+    made = []
+    for group in found.promised.groups if found.promised else ():
+        title = f"Predicted and measured: group {group.group} of pipeline {group.pipeline} ({ranks_text(group.ranks)})"
+        table = Grid.of(title, ["part of the step"], ["predicted", "measured", "measured / predicted"])
+        pairs = [*((one.name, one) for one in group.parts), *((f"  {one.name}", one) for one in group.classes)]
+        for name, pair in pairs:
+            ratio = f"{pair.ratio:.2f}" if pair.ratio else "?"
+            table.add_row(name, seconds(1e9 * pair.predicted), seconds(1e9 * pair.measured), ratio)
+        if group.memory:
+            both = size(group.memory.predicted), size(group.memory.measured)
+            table.add_row("memory", *both, f"{group.memory.ratio:.2f}")
+        made.append(table)
+    return made[:ROWS]
+
+
 def grids(found: Analysis) -> list[Grid]:
-    every = (by_rank(found), collectives(found), kernels(found), shapes(found), modules(found), stretches(found))
-    return [table for table in every if table is not None]
+    every = (
+        by_rank(found),
+        collectives(found),
+        kernels(found),
+        shapes(found),
+        modules(found),
+        stretches(found),
+        memory(found),
+    )
+    return [*promised(found), *(table for table in every if table is not None)]

@@ -11,8 +11,9 @@ from meshwright.observe.analysis import Analysis
 from meshwright.observe.rank.calls import SPELLINGS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.document import document
-from meshwright.observe.report.grids import TITLES, modules, shapes, stretches
+from meshwright.observe.report.grids import TITLES, memory, modules, promised, shapes, stretches
 from meshwright.observe.report.interesting import ahead, interesting
+from meshwright.observe.report.terminal import promised_lines
 from meshwright.observe.report.timeline import timeline
 from meshwright.observe.report.words import short_name
 from meshwright.observe.traces import Trace, read_trace
@@ -43,6 +44,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
     if window:
         moved = {rank: ahead(found, place) for place, rank in enumerate(found.across.ranks)}
         rows = timeline(read_ranks(found, window.ranks, cache), window, moved)
+    tables = (*promised(found), shapes(found), modules(found), stretches(found), memory(found))
     exchange = dict.fromkeys((kind.replace("_", "-") for kind in (*SPELLINGS, "other")), "#c4622d")
     return {
         "title": told["title"],
@@ -62,7 +64,8 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "collectives": told["collectives"],
         "kernels": _together(told["ranks"], "kernels"),
         "operators": _together(told["ranks"], "operators"),
-        "grids": [vars(grid) for grid in (shapes(found), modules(found), stretches(found)) if grid],
+        "promised": list(promised_lines(found)),
+        "grids": [vars(grid) for grid in tables if grid],
         "notes": told["notes"],
     }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 60  # characters of the bar
+KNOWN = 0.2  # of computing: if shapes tell FLOPs of less, a rate would mislead
 
 
 def head(found: Analysis) -> str:
@@ -42,6 +43,10 @@ def bar(shares: Shares) -> str:
 def lines(found: Analysis) -> Iterator[str]:
     """Everything above the tables."""
     shares = shares_of(found)
+    yield from _records(found)
+    yield from _snapshots(found)
+    if not found.ranks:
+        return
     yield head(found)
     if not shares.step:
         yield "no work was recorded"
@@ -56,24 +61,70 @@ def lines(found: Analysis) -> Iterator[str]:
     if classes := computing(found):
         yield "computing is " + ", ".join(f"{name} {percent(share)}" for name, share in classes if share >= 0.01)
     yield from _achieved(found)
+    yield from _memory(found)
     yield from _critical(found)
     yield ""
     findings = diagnose(found)
     for number, finding in enumerate(findings, 1):
         yield f"{number}. {finding.what}"
         yield f"   -> {finding.advice}"
+    if found.promised:
+        yield ""
+    yield from promised_lines(found)
     if not findings:
         yield "Nothing but computing takes a noticeable part of the step."
+
+
+def promised_lines(found: Analysis) -> Iterator[str]:
+    """The plan's step beside the measured one, and what would bring them together."""
+    if found.promised is None:
+        return
+    step = found.promised.step
+    both = f"{seconds(1e9 * step.predicted)}; measured {seconds(1e9 * step.measured)}"
+    yield f"the plan promised a step of {both} ({step.ratio:.2f}x)"
+    for text in found.promised.suggestions:
+        yield f"   -> {text}"
+
+
+def _records(found: Analysis) -> Iterator[str]:
+    """Jobs that were recorded as operations: what would be without what is slow."""
+    for job in found.records:
+        yield f"job {job.name}: {job.workers} workers, {job.steps} steps of {job.measured:.3g} s"
+        if job.cause == "worker":
+            named = f"{ranks_text(job.ranks)} {'is' if len(job.ranks) == 1 else 'are'} slow"
+            yield f"   {named}: it explains {percent(job.by_slowest)} of a slow-down of {job.slowdown:.2f}x"
+        elif job.cause == "stage":
+            shares = f"{percent(job.by_last_stage)} of a slow-down of {job.slowdown:.2f}x goes with the last stage"
+            yield f"   stage {job.stage} ({ranks_text(job.ranks)}) has more work than the others: {shares}"
+        else:
+            yield f"   no worker or stage stands out: a step is {job.slowdown:.2f}x what it would be if all were alike"
+        worst = ", ".join(f"{kind} {slow:.2f}x" for kind, slow in job.by_kind[:3])
+        yield f"   a step would take {job.ideal:.3g} s if all were alike; slow-down by operation: {worst}"
+
+
+def _snapshots(found: Analysis) -> Iterator[str]:
+    for path, devices in found.snapshots:
+        for one in devices:
+            yield f"{path}: device {one.device}, at most {size(one.peak)} in use of {size(one.reserved)} reserved; held by"
+            yield from (f"   {size(held):>10}  {blocks:6,} blocks  {line}" for line, held, blocks in one.holders[:8])
 
 
 def _achieved(found: Analysis) -> Iterator[str]:
     """FLOP/s over steps, where shapes tell FLOPs; model FLOPs are what operators did, recomputation included."""
     flops = sum(facts.costs.flops for facts in found.ranks)
     whole = int(found.across.parts.length.sum())
-    if flops and whole:
-        busy = sum(facts.costs.flops_time for facts in found.ranks)
+    busy = sum(facts.costs.flops_time for facts in found.ranks)
+    if flops and whole and busy > KNOWN * int(found.across.parts.compute.sum()):
         while_running = f"{flops / max(busy, 1) * 1e-3:.3g} while they run"
         yield f"operators of known shape do {flops / whole * 1e-3:.3g} TFLOP/s per rank ({while_running})"
+
+
+def _memory(found: Analysis) -> Iterator[str]:
+    told = [(facts.memory, facts.rank) for facts in found.ranks if facts.memory]
+    if told:
+        held, rank = max(told, key=lambda pair: pair[0].allocated)
+        reserved = f" of {size(held.reserved)} reserved" if held.reserved >= 0 else ""
+        yield f"memory: at most {size(held.allocated)} in use{reserved} within the recording (rank {rank})"
 
 
 def _critical(found: Analysis) -> Iterator[str]:
@@ -91,6 +142,7 @@ def notes(found: Analysis) -> Iterator[str]:
     """What was left out, changed or assumed; equal notes of several ranks together."""
     for broken in found.broken:
         yield f"skipped {broken.path}: {broken.why}"
+    yield from found.promised.notes if found.promised else ()
     yield from dict.fromkeys(map(str, (*found.notes, *found.across.aligned.notes, *found.across.aligned.matched.notes)))
     same: dict[str, list[int]] = defaultdict(list)
     for facts in found.ranks:

@@ -15,6 +15,8 @@ from meshwright.observe.watch.text import words_of
 _CONTEXT = 4  # events before the parting that are shown
 _CALLS = frozenset({"run", "end", "yield", "resume", "raise"})
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_DEVICE = re.compile(r"\b(cuda|xpu|npu|hpu|mtia):\d+")
+_RANK = re.compile(r"\b(\w*rank\w*=)(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def _thread(
         if first is None or second is None or _flow(first) != _flow(second):
             before = tuple(left[: left.index(first)] if first else left)[-_CONTEXT:]
             return Parting(name, i, tuple(path), before, first, second), same, list(differing.values())
-        if first.text != second.text and _plain(first.text) != _plain(second.text):
+        if first.text != second.text and _plain(first.text, first.rank) != _plain(second.text, second.rank):
             differing.setdefault((first.event, first.name), (first, second))
         if first.event in ("run", "resume"):
             same += 1
@@ -128,11 +130,15 @@ def _flow(event: Event) -> tuple[str, str, int]:
 
 
 def _change(event: Event) -> tuple[str, ...]:
-    return event.event, event.name, *(_plain(part or "") for part in (event.new, event.text))
+    own = "rank" in event.name.lower() and event.new == str(event.rank)
+    new = "its rank" if own else _plain(event.new or "", event.rank)
+    return event.event, event.name, new, _plain(event.text, event.rank)
 
 
-def _plain(text: str) -> str:
-    return _ADDRESS.sub("0x", text)
+def _plain(text: str, rank: int) -> str:
+    """Without what must differ: addresses, numbers of devices, and a rank's own number where it is called a rank."""
+    text = _DEVICE.sub(r"\1", _ADDRESS.sub("0x", text))
+    return _RANK.sub(lambda found: f"{found[1]}its" if int(found[2]) == rank else found[0], text)
 
 
 def _time(*pair: Event | None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.observe.watch.describe import describe, is_array, is_tensor, shorten, version
 
 LOOKED_AT = 64  # items of a container; a change further back is seen only by its length
+_SHORT = 8  # keys of a dict that are all looked at
 HASHED = 4096  # bytes of an array; of a larger one the first LOOKED_AT numbers are looked at
 
 
@@ -58,7 +59,7 @@ class _Tensor(_Facts):
     __slots__ = ()
 
     def now(self, value: Any) -> tuple[object, ...]:
-        return version(value), value.shape, value.dtype, value.data_ptr() if _has_memory(value) else 0
+        return version(value), value.shape, value.data_ptr() if _has_memory(value) else 0
 
 
 def _has_memory(value: Any) -> bool:
@@ -107,9 +108,20 @@ class _Items(Mark):
         if not self.length:
             return True
         items = [*islice(value.values() if self.is_dict else value, LOOKED_AT)]
-        if [*map(id, items)] != self.ids or (self.is_dict and [*map(id, islice(value, LOOKED_AT))] != self.key_ids):
+        if [*map(id, items)] != self.ids or (self.is_dict and not self._same_keys(value)):
             return False
-        return not self.tensors or [version(items[i]) for i in self.tensors] == self.counts
+        if not self.tensors:
+            return True
+        try:
+            return [items[i]._version for i in self.tensors] == self.counts
+        except RuntimeError:  # inference tensors do not count
+            return [version(items[i]) for i in self.tensors] == self.counts
+
+    def _same_keys(self, value: Any) -> bool:
+        """A key that came is the last: with the same number of items and the same values that tells of a long dict."""
+        if len(self.key_ids) > _SHORT and self.length <= LOOKED_AT:
+            return id(next(reversed(value))) == self.key_ids[-1]
+        return [*map(id, islice(value, LOOKED_AT))] == self.key_ids
 
     def since(self, old: object, value: Any) -> str:
         if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):

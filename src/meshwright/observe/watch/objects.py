@@ -9,7 +9,6 @@ from typing import Any
 
 from meshwright.observe.watch.snapshot import Snapshot
 
-
 _NONE: Mapping[str, object] = {}
 
 
@@ -39,7 +38,7 @@ class Seen(Snapshot):
 
     __slots__ = ("_slots", "thing", "weak")
 
-    def __init__(self, thing: Any, names: Names, slots: tuple[str, ...], forget: Callable[[object], None]) -> None:
+    def __init__(self, thing: Any, names: Names, slots: tuple[str, ...], forget: Callable[[object], object]) -> None:
         self._slots = slots
         self.thing: Callable[[], object]
         try:

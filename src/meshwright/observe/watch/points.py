@@ -11,6 +11,7 @@ import dis
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import CodeType
 from typing import NamedTuple
 
@@ -107,7 +108,7 @@ def points_of(
             i += 1
         if i > first:
             frames |= _points_of_run(body, first, i, line, effects, found)
-    for before, one in zip(body, body[1:], strict=False):
+    for before, one in pairwise(body):
         if before.op == _PUSH_EXC_INFO:
             found[one.start] = Point(None, (), frame=True, whole=True)
             frames = True
@@ -140,18 +141,9 @@ def _points_of_run(
                 ever |= frame or whole
                 if not inner:  # every way on has passed that point
                     stored, frame, whole = [], False, False
-        if one.op in _ATTRIBUTE:
-            name = effects.stored(body, i, first)
-            if name is None:
-                whole = True
-            elif name:
-                stored.append(name)
-        elif one.op in _ANYTHING:
-            whole = True
-        elif one.op in _VARIABLE:
-            frame |= effects.frame(one)
-            if one.op in _LOCAL and i > first and _in_place(body[i - 1]):
-                whole = True  # x += 1: what x is may be held by an attribute too
+        name, in_frame, anything = effects.of(body, i, first)
+        stored += [name] if name else []
+        frame, whole = frame or in_frame, whole or anything
     last = body[end - 1].op
     if (stored or frame or whole) and end < len(body) and last not in _ENDS and last not in _LEADS_AWAY:
         found[body[end].start] = Point(line, tuple(dict.fromkeys(stored)), frame, whole)
@@ -168,20 +160,26 @@ class _Effects:
         moved = any(one.op in _LOCAL and 0 in _places(one) for one in body)
         self._first = code.co_argcount > 0 and not moved and code.co_varnames[0] not in code.co_cellvars
 
-    def frame(self, one: Instruction) -> bool:
+    def of(self, body: Sequence[Instruction], i: int, first: int) -> tuple[str, bool, bool]:
+        """(attribute of the first argument that it stores, whether it stores a variable, whether all may differ)"""
+        one = body[i]
+        if one.op in _ATTRIBUTE:
+            if not self._first or not _of_first(body, i, first):
+                return "", False, True  # of an object that may be the same
+            name = self._code.co_names[one.arg]
+            return name if self._attributes(name) else "", False, False
+        if one.op in _VARIABLE:
+            # x += 1: what x is may be held by an attribute too
+            return "", self._variable(one), one.op in _LOCAL and i > first and _in_place(body[i - 1])
+        return "", False, one.op in _ANYTHING
+
+    def _variable(self, one: Instruction) -> bool:
         """Whether it stores or deletes a variable that is followed."""
         if one.op in _LOCAL:
             return any(self._names(self._code.co_varnames[i]) for i in _places(one))
         if one.op in _CELL:
             return any(map(self._names, (*self._code.co_cellvars, *self._code.co_freevars)))  # one of these
-        return one.op in _GLOBAL and self._globals(self._code.co_names[one.arg])
-
-    def stored(self, body: Sequence[Instruction], i: int, first: int) -> str | None:
-        """The attribute of the first argument that it stores; "" if not followed; None if it is another object's."""
-        if not self._first or not _of_first(body, i, first):
-            return None
-        name = self._code.co_names[body[i].arg]
-        return name if self._attributes(name) else ""
+        return self._globals(self._code.co_names[one.arg])
 
 
 def _places(one: Instruction) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.observe.watch import spawned
 from meshwright.observe.watch import targets as aims
 from meshwright.observe.watch.follow import Follower
+from meshwright.observe.watch.full import Full
 from meshwright.observe.watch.hooks import CallsOnly, Hooks, Recorder
 from meshwright.observe.watch.objects import Names
 from meshwright.observe.watch.rank import rank_of_process
@@ -87,7 +88,7 @@ class Watch:
             recorder, more = self._recorder, any(map(bool, (*self._names, self._wrapper)))
 
             def make(code: CodeType) -> Hooks:
-                return follower.hooks(code) if more else CallsOnly(recorder, code).hooks()
+                return Full(follower, code).hooks() if more else CallsOnly(recorder, code).hooks()
 
             self._backend = Monitored(make)
             spawned.carry(id(self), self._for_children)

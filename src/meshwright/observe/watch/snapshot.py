@@ -50,7 +50,7 @@ class Snapshot:
             return False
         if self._pick is not None and [*map(len, self._pick(values))] != self._lengths:
             return False
-        return not self._full or all([mark.same(values[place]) for place, mark in self._full])
+        return not self._full or all(mark.same(values[place]) for place, mark in self._full)
 
     def stored(self, name: str, items: Mapping[str, object]) -> list[Change]:
         """As `changes`, where no other name can be different."""
@@ -76,10 +76,11 @@ class Snapshot:
             maybe = moved.union(i for i, (new, old) in enumerate(zip(ids, self._ids, strict=True)) if new != old)
         else:
             moved, maybe, self._stale = set(), set(range(len(names))), True
-        found = []
-        for i in sorted(maybe):
-            if self._holds(names[i], values[i]) and (i in moved or not self._unchanged(names[i], values[i])):
-                found.append(self._set(names[i], values[i]))
+        found = [
+            self._set(names[i], values[i])
+            for i in sorted(maybe)
+            if self._holds(names[i], values[i]) and (i in moved or not self._unchanged(names[i], values[i]))
+        ]
         self._ids = ids
         if self._stale:
             found += self._arrange(names, values)

@@ -1,0 +1,106 @@
+"""What a plan promised, in the words that traces are told in: seconds of a step per device group and part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from meshwright.cost.constants import DEFAULT, seen_in
+from meshwright.cost.estimate import Estimate, estimate
+from meshwright.cost.layer import layer_time, operator_seconds, repeated_ops
+from meshwright.cost.memory import stages_of
+from meshwright.cost.site import Site
+from meshwright.cost.step import PipelineTime
+from meshwright.cost.ways import Ways
+from meshwright.plan import Plan
+from meshwright.plan.document import Pipeline
+from meshwright.plan.spans import alike, layers_of
+
+# Where what the cost model calls a part is found in a trace.
+PART_OF = {
+    "compute": "compute", "recompute": "compute", "tp": "exposed", "ring": "exposed", "ulysses": "exposed",
+    "ep": "exposed", "zero": "exposed", "relayout": "exposed", "offload": "copies", "swap": "copies",
+    "waiting": "waiting", "host": "host",
+}  # fmt: skip
+PARTS = ("compute", "exposed", "waiting", "bubble", "host", "copies")
+# Kinds of operators of the model -> classes that kernels are counted in.
+CLASS_OF = {"matmul": "products", "attention": "attention", "norm": "norms"}
+REST = "pointwise and others"
+CLASSES = ("products", "attention", "norms", REST, "optimizer")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One device group over one step; seconds and bytes."""
+
+    pipeline: int
+    group: int
+    devices: tuple[int, ...]  # of the cluster
+    parts: dict[str, float]  # of PARTS; they add up to the step
+    classes: dict[str, float]  # of CLASSES: what computing is spent on; empty where the model tells no operators
+    memory: int  # of tensors, on the fullest device
+
+
+def promised(plan: Plan) -> tuple[Estimate, tuple[Promise, ...]]:
+    """The estimate of a plan, and what it says of each of its device groups.
+
+    >>> job = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32"}
+    >>> found, groups = promised(Plan.of({**job, "pp": 2}))
+    >>> abs(sum(groups[0].parts.values()) - found.step_seconds) < 1e-9
+    True
+    """
+    found = estimate(plan.resolve(), plan)
+    promises: list[Promise] = []
+    for index, (pipeline, time) in enumerate(zip(plan.pipelines, found.pipelines, strict=True)):
+        for group in range(time.timeline.groups):
+            stages = stages_of(pipeline, group)
+            promises.append(
+                Promise(
+                    pipeline=index,
+                    group=group,
+                    devices=tuple(sorted({device for stage in stages for device in pipeline.stages[stage].ranks})),
+                    parts=_parts(found, time, stages, group),
+                    classes=_classes(found, pipeline, stages) | {"optimizer": time.optimizer[group]},
+                    memory=found.memory[len(promises)].allocated,
+                )
+            )
+    return found, tuple(promises)
+
+
+def _parts(found: Estimate, time: PipelineTime, stages: list[int], group: int) -> dict[str, float]:
+    total: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for stage in stages:
+        for (_, name), seconds in time.stages[stage].spent.items():
+            total[PART_OF[name]] += seconds * time.micro_batches
+    total["compute"] += time.optimizer[group]
+    total["exposed"] += time.exposed[group]
+    host = min(found.runtime.step_seconds, time.waiting)  # between two steps
+    total["host"] += host
+    total["waiting"] += time.waiting - host
+    # All else is waiting for other stages, or sending to them; and for pipelines that take longer.
+    total["bubble"] = max(found.step_seconds - sum(total.values()), 0.0)
+    return total
+
+
+def _classes(found: Estimate, pipeline: Pipeline, stages: list[int]) -> dict[str, float]:
+    """Seconds of computing by kind of operator, recomputation included."""
+    job, runtime = found.job, found.runtime.switched(found.plan.overlap)
+    constants = seen_in(job.cluster, DEFAULT)
+    total: dict[str, float] = defaultdict(float)
+    for stage in (pipeline.stages[index] for index in stages):
+        where = job.cluster.group_index(stage.ranks[0])
+        site = Site.of(job, stage.ranks, where, runtime, constants)
+        for span in stage.spans:
+            ways = Ways.of(span, span.share(pipeline.samples, span.replica(0)), job, site)
+            for layer, count in alike(layers_of(job.model, span.layers)):
+                often = count * pipeline.micro_batches
+                again = repeated_ops(layer, span.recompute, site.runtime)
+                once = operator_seconds(layer, ways.cut, site.chip, site.runtime)
+                for op in layer.ops:
+                    alone = replace(layer, ops=(op,))
+                    work = layer_time(alone, ways.cut, site.chip, site.fabric, site.runtime, ways.place).work
+                    seconds = float(work.forward + work.input_gradient + work.weight_gradient)
+                    streams = op.kind == "stream" and span.recompute == "full" and bool(layer.block)
+                    seconds += once[op.name] if op.name in again or streams else 0.0
+                    total[CLASS_OF.get(op.kind, REST)] += often * seconds
+    return dict(total)
