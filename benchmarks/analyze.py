@@ -30,16 +30,18 @@ import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from benchmarks.process_tree import Taken, taken
 
 from meshwright.observe.rank.breakdown import shares
 from meshwright.observe.rank.communication import communicates
 from meshwright.observe.rank.steps import host_steps
 from meshwright.observe.rank.work import work_of
 from meshwright.observe.traces import NONE, read_trace
+
+if TYPE_CHECKING:
+    from benchmarks.process_tree import Taken
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = ROOT / "tests/data/traces/hta/a100_ddp_resnet_2rank_rank0.json.gz"
@@ -115,6 +117,8 @@ def linked(files: list[Path], folder: Path) -> Path:
 
 
 def ours(folder: Path) -> Taken:
+    from benchmarks.process_tree import taken
+
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     found = taken([sys.executable, "-c", OURS, str(folder)], env)
     assert int(found.output) == len(list(folder.glob("*.json.gz")))
@@ -174,6 +178,8 @@ def peer(folder: Path, given: str | None) -> str:
 
 def one_size(ranks: int, files: list[Path], folder: Path, size: float, python: str) -> Taken:
     """Both contenders on the same ranks; ours is given back."""
+    from benchmarks.process_tree import taken
+
     mine = linked(files[:ranks], folder / f"ours-{ranks}")
     first = ours(mine)
     print(line("meshwright", ranks, first, size * ranks))
@@ -224,4 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     main()
