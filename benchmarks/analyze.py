@@ -21,6 +21,7 @@ to. Not comparable: stragglers (it always names some), idle time by cause, and s
 from __future__ import annotations
 
 import argparse
+import compileall
 import gzip
 import json
 import os
@@ -214,6 +215,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=float, default=0, help="of text, in as many ranks as that takes")
     parser.add_argument("--keep", type=Path, help="write everything into this new folder and leave it")
     given = parser.parse_args()
+    compileall.compile_dir(ROOT / "src", quiet=2)  # as pip does with what it installs, the peer included
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
         (folder / "traces").mkdir(parents=True)
