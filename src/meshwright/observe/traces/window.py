@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 8 << 20  # bytes: memory for text is bounded by this, save for a single event that is larger
+CHUNK = 2 << 20  # bytes: memory for text is bounded by this, save for a single event that is larger
 PADDING = 64  # zero bytes behind the text: scanners look at 16 bytes at once and stop at a zero
 
 
