@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,17 @@ def test_processes_find_what_one_process_finds(dlrm: Any, monkeypatch: pytest.Mo
     again = mw.analyze(DLRM, workers=2, cache=False, tell=lambda *now: done.append(now))
     assert document(again) == document(dlrm)
     assert done == [(number, 8) for number in range(1, 9)]
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Processes that read must not run the user's script again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import meshwright as mw\nfrom meshwright.observe import gathering\ngathering.FEW = 0\n"
+        f"print('ranks', len(mw.analyze({str(DLRM)!r}, workers=2, cache=False).ranks), __file__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"ranks 8 {script}\n", "")
 
 
 def test_a_second_analysis_comes_from_parquet_and_is_the_same(tmp_path: Path, dlrm: Any) -> None:

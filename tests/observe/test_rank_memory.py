@@ -122,7 +122,7 @@ def test_traces_without_addresses_or_without_memory() -> None:
     assert held_at_peak(trace, issued(trace)) is None
 
 
-def frame(name: str, line: int, file: str = "/home/me/train.py") -> dict[str, Any]:
+def frame(name: str, line: int, file: str = "jobs/me/train.py") -> dict[str, Any]:
     return {"filename": file, "line": line, "name": name}
 
 
@@ -167,7 +167,7 @@ def test_a_snapshot_by_lines_of_python(tmp_path: Path) -> None:
     (found,) = read_snapshot(snapshot(tmp_path))
     assert (found.device, found.peak, found.in_use, found.reserved, found.events) == (1, 650, 250, 1000, 9)
     assert found.holders == (
-        ("not recorded", 400, 1), ("/home/me/train.py:5 block", 150, 1), ("/home/me/train.py:3 embed", 100, 1),
+        ("not recorded", 400, 1), ("jobs/me/train.py:5 block", 150, 1), ("jobs/me/train.py:3 embed", 100, 1),
     )  # fmt: skip
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from meshwright.observe.gathering import Broken
-from meshwright.observe.job.across import Across
-from meshwright.observe.job.against_plan import Against
-from meshwright.observe.job.critical import CriticalPath
-from meshwright.observe.job.difference import Difference, difference
-from meshwright.observe.job.records import RecordedJob
-from meshwright.observe.job.stragglers import Stragglers
-from meshwright.observe.rank.facts import RankFacts
-from meshwright.observe.rank.snapshot import Snapshot
-from meshwright.observe.traces import Note
+if TYPE_CHECKING:  # nothing of these is needed to hold what others made: starting stays fast
+    from meshwright.observe.gathering import Broken
+    from meshwright.observe.job.across import Across
+    from meshwright.observe.job.against_plan import Against
+    from meshwright.observe.job.critical import CriticalPath
+    from meshwright.observe.job.difference import Difference
+    from meshwright.observe.job.records import RecordedJob
+    from meshwright.observe.job.stragglers import Stragglers
+    from meshwright.observe.rank.facts import RankFacts
+    from meshwright.observe.rank.snapshot import Snapshot
+    from meshwright.observe.traces import Note
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,4 +34,6 @@ class Analysis:
 
     def against(self, before: Analysis) -> Difference:
         """What changed since another run."""
+        from meshwright.observe.job.difference import difference
+
         return difference(before.ranks, self.ranks)

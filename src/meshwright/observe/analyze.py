@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.finding import VALID, Place, one_per_rank, sources
 from meshwright.observe.gathering import Broken, Tell, gather
-from meshwright.observe.job.across import across
-from meshwright.observe.job.against_plan import compare
+from meshwright.observe.job.across import Across, across
 from meshwright.observe.job.critical import critical_paths
-from meshwright.observe.job.records import read_records, study
 from meshwright.observe.job.stragglers import stragglers
-from meshwright.observe.rank.snapshot import read_snapshot
 from meshwright.plan import Plan
+
+if TYPE_CHECKING:
+    from meshwright.observe.job.against_plan import Against
+    from meshwright.observe.job.records import RecordedJob
+    from meshwright.observe.rank.facts import RankFacts
+    from meshwright.observe.rank.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -35,8 +38,8 @@ def analyze(
         raise InputError(f"is {workers}", field="workers", valid="a number of processes, 1 or more")
     given = sources(paths)
     found, broken = gather(given.traces, workers=workers, ray=ray, cache=cache, tell=tell)
-    snapshots, not_read = _each(given.snapshots, lambda path: (str(path), read_snapshot(path)))
-    records, not_studied = _each(given.records, lambda path: study(read_records(path)))
+    snapshots, not_read = _each(given.snapshots, _snapshot)
+    records, not_studied = _each(given.records, _recorded)
     broken += not_read + not_studied
     if not (found or snapshots or records):
         first = broken[0]
@@ -50,11 +53,32 @@ def analyze(
         notes=notes,
         across=side_by_side,
         stragglers=stragglers(ranks, side_by_side),
-        promised=compare(ranks, plan, side_by_side) if plan else None,
+        promised=_promised(ranks, plan, side_by_side) if plan else None,
         paths=critical_paths(ranks, side_by_side),
         snapshots=snapshots,
         records=records,
     )
+
+
+# What few ask for is imported where it is asked for: a question about one trace takes less than a second.
+
+
+def _snapshot(path: Path) -> tuple[str, tuple[Snapshot, ...]]:
+    from meshwright.observe.rank.snapshot import read_snapshot
+
+    return str(path), read_snapshot(path)
+
+
+def _recorded(path: Path) -> RecordedJob:
+    from meshwright.observe.job.records import read_records, study
+
+    return study(read_records(path))
+
+
+def _promised(ranks: tuple[RankFacts, ...], plan: Plan, side_by_side: Across) -> Against:
+    from meshwright.observe.job.against_plan import compare
+
+    return compare(ranks, plan, side_by_side)
 
 
 def _each(files: Sequence[Path], read: Callable[[Path], T]) -> tuple[tuple[T, ...], list[Broken]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.observe.job.records import find_records
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.traces import Note
 
@@ -53,6 +52,8 @@ def _within(folder: Path) -> list[Path]:
     ]
     wanted = [path for path in every if path.name.lower().endswith((*ENDINGS, SNAPSHOT))]
     recorded = {path.parent for path in every if path.name.endswith(RECORDS)}
+    if recorded:
+        from meshwright.observe.job.records import find_records
     return sorted([*wanted, *(path for parent in recorded for path in find_records(parent))], key=in_order)
 
 

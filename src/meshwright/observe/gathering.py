@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +75,10 @@ def _size(file: Path) -> int:
 
 def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:
     """The largest first, so that none is left alone at the end. If a process dies, files go one by one to find the cause."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
     # A server that has all modules: each worker is then a copy of it, in a hundredth of a second.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -84,7 +87,8 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
     while left:
         try:
             with ProcessPoolExecutor(now, context) as pool:
-                running = {pool.submit(facts_of, path, cache): path for path in left}
+                with _script_left_alone():
+                    running = {pool.submit(facts_of, path, cache): path for path in left}
                 for done in as_completed(running):
                     facts = done.result()
                     del left[running[done]]
@@ -95,6 +99,20 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
                 del left[path]
                 yield path, Broken(path, "the process that read it was ended: was it out of memory?")
             now = 1 if now > 1 else workers
+
+
+@contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Processes begun meanwhile do not run the user's script again, as multiprocessing would: they need nothing of it."""
+    script = sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), script.__dict__.pop("__file__", None)
+    script.__spec__ = None
+    try:
+        yield
+    finally:
+        script.__spec__ = spec
+        if file is not None:
+            script.__file__ = file
 
 
 def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:

@@ -57,12 +57,14 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
     late[call[arrives_last][::-1]] = place[arrives_last][::-1]  # of those that tie, the first
     kind = np.full(calls, OTHER)
     kind[call] = matched.kind
-    possible, wrong = _possible(matched, clocks, kind, last, first_end, last_end, shortest)
+    size, smallest = np.full(calls, NONE), np.full(calls, np.iinfo(np.int64).max)
+    np.maximum.at(size, call, column(facts, "bytes"))
+    np.minimum.at(smallest, call, column(facts, "bytes"))
+    alike = (size == smallest) & (size != NONE)
+    possible, wrong = _possible(matched, clocks, kind, alike, last, first_end, last_end, shortest)
     waiting = np.clip(last[call] - start, 0, end - start)
     waiting[~possible[call] | (end + SMALLEST < last[call])] = 0  # who left before the last came did not wait for it
     hidden = _hidden(facts, matched, waiting)
-    size = np.full(calls, NONE)
-    np.maximum.at(size, call, column(facts, "bytes"))
     note = Note("collectives whose ranks were never in them together: taken as different ones", wrong)
     return Aligned(
         matched=matched,
@@ -83,7 +85,14 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
 
 
 def _possible(
-    matched: Matched, clocks: Clocks, kind: Ints, last: Ints, first_end: Ints, last_end: Ints, shortest: Ints
+    matched: Matched,
+    clocks: Clocks,
+    kind: Ints,
+    alike: NDArray[np.bool_],
+    last: Ints,
+    first_end: Ints,
+    last_end: Ints,
+    shortest: Ints,
 ) -> tuple[NDArray[np.bool_], int]:
     """Which calls can be split into waiting and transfer, and how many look like different calls taken for one."""
     parts = clocks.part[matched.place] if len(matched.place) else matched.call
@@ -94,7 +103,8 @@ def _possible(
     synchronises = np.isin(kind, [KINDS.index(word) for word in SYNCHRONISING]) | (kind == SEND_RECV)
     noise = int(clocks.noise.max(initial=0))
     apart = synchronises & (last > first_end + SMALLEST + 3 * noise)
-    apart |= (~matched.named | (kind == SEND_RECV)) & (
+    # Where neither a group nor equal bytes say that these calls are one, their ends must: on a host they drift apart.
+    apart |= ((~matched.named & ~alike) | (kind == SEND_RECV)) & (
         last_end - first_end > np.maximum(TOGETHER + 3 * noise, SHARE * shortest)
     )
     return possible & ~apart, int((possible & apart & (kind != SEND_RECV)).sum())
