@@ -220,6 +220,21 @@ def test_a_group_of_which_not_all_were_recorded() -> None:
     assert any("not all who take part" in note.what for note in found.aligned.notes)
 
 
+def test_a_rank_that_marked_no_steps() -> None:
+    """Its recording is no step; what others say of their steps stays as it is."""
+    ranks = simulate(data_parallel(4, 3, lambda rank, step: 1_000_000 + rank * 100_000))
+    before = across(as_facts(ranks, seq=True))
+    ranks[2].steps = []
+    found = across(as_facts(ranks, seq=True))
+    sums(found)
+    assert found.parts.numbers.tolist() == [0, 1, 2]
+    assert found.parts.present.any(axis=1).tolist() == [True, True, False, True]
+    for name in PARTS:
+        assert (getattr(found.parts, name)[[0, 1, 3]] == getattr(before.parts, name)[[0, 1, 3]]).all()
+    assert [note.what for note in found.aligned.notes if note.what.endswith("though others did: 2")]
+    assert not before.aligned.notes
+
+
 def test_a_recording_that_begins_later() -> None:
     """Rank 1 lost the first two of eight calls and no step tells: sizes and ends tell which are missing."""
     rng = np.random.default_rng(1)

@@ -204,6 +204,16 @@ def test_a_slow_link() -> None:
     assert one.extra == 200_000
 
 
+def test_ranks_that_marked_no_steps_are_not_compared() -> None:
+    ranks = simulate(data_parallel(6, 6, lambda rank, step: 1_300_000 if rank == 3 else 1_000_000))
+    for rank in ranks[4:]:
+        rank.steps = []
+    facts = as_facts(ranks, seq=True)
+    found = stragglers(facts, across(facts))
+    assert found.compared == ((0, 1, 2, 3),)
+    assert [(one.ranks, one.costs) for one in found.found] == [((3,), 600_000)]
+
+
 def test_ranks_that_do_something_else_are_not_compared() -> None:
     """The last rank also runs a second product: more work, not slower."""
     programs = data_parallel(4, 6)

@@ -105,7 +105,7 @@ def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
     """Places of ranks of the same stage that launch the same kernels equally often."""
     usual = np.median(times, axis=1) if times.size else np.zeros((len(times), len(CLASSES)))
     groups: list[list[int]] = []
-    for place in range(len(usual)):
+    for place in np.flatnonzero(job.parts.present.any(axis=1)).tolist():
         for group in groups:
             other = usual[group[0]]
             near = np.abs(usual[place] - other) <= np.maximum(ALIKE * np.maximum(usual[place], other), 0.5)
@@ -218,6 +218,7 @@ def _straggler(facts: Sequence[RankFacts], job: Across, steps: Ints, group: list
 def _stages(job: Across, spent: Ints, step: int) -> list[Straggler]:
     """Stages whose ranks all compute longer than those of other stages: the model is not divided evenly."""
     stage = np.array([-1 if one is None else one for one in job.pipeline.stage])
+    stage[~job.parts.present.any(axis=1)] = -1
     every = [np.flatnonzero(stage == number) for number in range(job.pipeline.stages)]
     if len(every) < 2 or not all(len(places) for places in every):
         return []

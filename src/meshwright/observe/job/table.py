@@ -12,6 +12,7 @@ from meshwright.observe.job.collectives import Aligned
 from meshwright.observe.job.exposed import exposed
 from meshwright.observe.job.matching import Matched, calls_of_rank
 from meshwright.observe.job.ordering import Ints, packed, runs
+from meshwright.observe.job.steps import unmarked
 from meshwright.observe.rank.calls import KINDS, Group
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.traces import NONE
@@ -131,11 +132,12 @@ def _sums(facts: Sequence[RankFacts], aligned: Aligned, key: Ints) -> dict[str, 
 
 def _exposed(facts: Sequence[RankFacts], aligned: Aligned) -> dict[str, NDArray[np.float64]]:
     """Of each row, in the order of ranks."""
-    every = []
+    every, without = [], unmarked(facts)
     for place, one in enumerate(facts):
         if (calls := calls_of_rank(one)) is not None:
             mine = slice(*aligned.matched.firsts[place : place + 2].tolist())
             edges = one.devices[0].windows.edges + one.base_ns
+            edges = edges[:1] if place in without else edges
             every.append(exposed(calls, edges, aligned.waiting[mine], aligned.bubble[mine]))
     names = ("waiting", "bubble", "transfer")
     return {f"exposed_{name}": np.concatenate([getattr(one, name) for one in every]) for name in names}
