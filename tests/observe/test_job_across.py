@@ -294,6 +294,23 @@ def test_machines_that_share_nothing_are_parts() -> None:
     assert found.clocks.part.tolist() == [0, 0, 2, 2]
 
 
+def test_clocks_that_nothing_connects_are_told() -> None:
+    """A pipeline that only goes one way, on machines without names: five messages, each from one clock to another."""
+    programs: list[list[Op]] = [
+        [op for step in range(5) for op in (Step(step), Compute(4_000_000), Send(1, 100_000), Join())],
+        [op for step in range(5) for op in (Step(step), Recv(0, 100_000), Compute(6_000_000))],
+    ]
+    ranks = simulate(programs)
+    found = across(as_facts(ranks))
+    assert not found.aligned.split.any()
+    (note,) = found.aligned.notes
+    assert "whose clocks nothing connects" in note.what
+    assert note.count == 5
+    named = across(as_facts(ranks, hosts=lambda rank: "node"))
+    assert named.aligned.split.all()
+    assert not named.aligned.notes
+
+
 @few
 @given(
     st.integers(2, 5), st.integers(1, 8), st.sampled_from(["gpipe", "1f1b"]), st.integers(100_000, 2_000_000),
