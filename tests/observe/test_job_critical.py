@@ -103,6 +103,19 @@ def test_times_that_are_coarse() -> None:
         assert path.length == pytest.approx(2 * (1_300_000 + 200_000), abs=1000)
 
 
+def test_a_step_that_is_begun_late() -> None:
+    """All wait for the host of rank 1, which loads data before each step but the first."""
+    programs = data_parallel(3, 4)
+    programs[1] = [part for op in programs[1] for part in ([Host(700_000), op] if isinstance(op, Step) else [op])]
+    programs[1] = programs[1][1:]
+    first, *others = paths(programs)
+    assert first.length == 2 * (1_100_000 + 200_000)
+    for path in others:
+        assert path.by_rank[0] == (1, 700_000 + 1_100_000)  # after the first collective all are alike
+        assert dict(path.by_what)["idle"] == 700_000
+        assert path.length == first.length + 700_000
+
+
 def test_from_the_last_end_of_the_step() -> None:
     """The first stage is ready long before the second, and begins the next step when that one does."""
     programs: list[list[Op]] = []

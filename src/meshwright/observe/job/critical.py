@@ -67,15 +67,25 @@ def critical_paths(facts: Sequence[RankFacts], job: Across) -> tuple[CriticalPat
     """
     ranks = {place: _rank(one, job, place) for place, one in enumerate(facts) if one.devices}
     computed = _computed(facts)
-    paths = []
+    paths, begun = [], dict[int, int]()
     for number in job.parts.numbers.tolist():
         here = {
             place: int(np.flatnonzero(one.devices[0].windows.numbers == number)[0])
             for place, one in enumerate(facts)
             if one.devices and number in one.devices[0].windows.numbers
         }
-        paths.append(_path(job, ranks, here, computed, number))
+        paths.append(_path(job, ranks, here, begun, computed, number))
+        begun = _over(job, ranks, here)
     return tuple(paths)
+
+
+def _over(job: Across, ranks: dict[int, _Rank], steps: dict[int, int]) -> dict[int, int]:
+    """Of each part of the clocks: when all its ranks have done a step. From then on the next may begin."""
+    over: dict[int, int] = {}
+    for place, step in steps.items():
+        part = int(job.clocks.part[place])
+        over[part] = max(over.get(part, int(ranks[place].done[step])), int(ranks[place].done[step]))
+    return over
 
 
 def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
@@ -125,9 +135,17 @@ def _computed(facts: Sequence[RankFacts]) -> tuple[Ints, Ints]:
 
 
 def _path(
-    job: Across, ranks: dict[int, _Rank], steps: dict[int, int], computed: tuple[Ints, Ints], number: int
+    job: Across,
+    ranks: dict[int, _Rank],
+    steps: dict[int, int],
+    begun: dict[int, int],
+    computed: tuple[Ints, Ints],
+    number: int,
 ) -> CriticalPath:
-    """Walk back: own work to the call that was waited for, its transfer, and on with the rank that came last to it."""
+    """Walk back: own work to the call that was waited for, its transfer, and on with the rank that came last to it.
+
+    A rank that begins its step after the one before was over (`begun`) was idle until then: that is on the path too.
+    """
     aligned, matched = job.aligned, job.aligned.matched
     place = max(steps, key=lambda one: int(ranks[one].done[steps[one]]))
     time = int(ranks[place].done[steps[place]])
@@ -137,6 +155,8 @@ def _path(
     while True:
         rank = ranks[place]
         begin = int(rank.edges[steps[place]])
+        if steps[place]:
+            begin = min(begin, begun.get(int(job.clocks.part[place]), begin))
         row = _waited_for(rank, time, begin, matched.call, seen)
         stop = min(begin if row is None else int(aligned.end[row]), time)
         done = int(rank.at_edges[steps[place]] if row is None else computed[1][row])
