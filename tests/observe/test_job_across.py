@@ -180,6 +180,21 @@ def test_a_rank_that_marked_no_steps() -> None:
     assert not before.aligned.notes
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_calls_of_a_rank_that_marked_no_steps(lost: int) -> None:
+    """Matched by their order in the whole recording, also where it began a step later."""
+    made = np.random.default_rng(8).integers(500_000, 2_000_000, (4, 5))
+    ranks = simulate(data_parallel(4, 5, lambda rank, step: int(made[rank, step])))
+    expected = planted_waits(ranks)
+    begin = ranks[2].steps[lost][1]
+    ranks[2].steps, ranks[2].events = [], [event for event in ranks[2].events if event.start >= begin]
+    seen = waits(across(as_facts(ranks)))
+    missed = 2 * lost  # calls of a step: not all have recorded them
+    assert seen[2] == expected[2][missed:]
+    for rank in (0, 1, 3):
+        assert seen[rank] == [0] * missed + expected[rank][missed:]
+
+
 def test_a_recording_that_begins_later() -> None:
     """Rank 1 lost the first two of eight calls and no step tells: sizes and ends tell which are missing."""
     rng = np.random.default_rng(1)

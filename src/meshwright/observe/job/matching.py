@@ -20,6 +20,7 @@ from meshwright.observe.traces import NONE, Note
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 MESSAGES = np.isin(KINDS, POINT_TO_POINT)
 SEND, RECV, SEND_RECV, OTHER = (KINDS.index(kind) for kind in ("send", "recv", "send_recv", "other"))
+UNMARKED = -1  # the number of the only step of a rank whose loop did not tell the profiler
 EARLIER, LATER = -3, 1 << 40  # stand for the number of a step that began before, or after, those recorded
 
 
@@ -74,8 +75,9 @@ def match(facts: Sequence[RankFacts]) -> Matched:
     place = np.repeat(np.arange(len(facts), dtype=np.int32), counts)
     groups, group = _groups(facts)
     kind, seq, peer = (column(facts, name) for name in ("kind", "seq", "peer"))
-    step = numbers_of_steps(facts)
     message = MESSAGES[kind] & (peer != NONE)
+    step = numbers_of_steps(facts)
+    step = np.where(message, step, _comparable(step, group))
     numbered = ~message & (seq != NONE)
     own = ranks[place] if len(place) else np.empty(0, np.int64)
     pair = np.where(kind == RECV, _pair(peer, own), _pair(own, peer))
@@ -150,6 +152,13 @@ def numbers_of_steps(facts: Sequence[RankFacts]) -> Ints:
             outside = np.where(calls.start < windows.edges[0] + one.base_ns, EARLIER, LATER)
             columns.append(np.where(calls.step >= 0, windows.numbers[calls.step], outside))
     return np.concatenate(columns)
+
+
+def _comparable(step: Ints, group: Ints) -> Ints:
+    """The same numbers, but one for all calls of groups in which only some ranks marked their steps."""
+    without = np.zeros(int(group.max(initial=-1)) + 1, np.bool_)
+    without[group[step == UNMARKED]] = True
+    return np.where(without[group] & bool((step >= 0).any()), UNMARKED, step)
 
 
 def _sizes(facts: Sequence[RankFacts], groups: tuple[Group, ...], group: Ints) -> Ints:
