@@ -25,7 +25,7 @@ def main() -> None:
         for finding in diagnose(found):
             print("-", finding.what)
         query = "select kind, count(*) calls, sum(bytes) bytes from calls group by kind order by bytes desc"
-        print(ask(found.ranks, query))
+        print(ask(found, query))
         with open(os.path.join(folder, "report.html"), "w", encoding="utf-8") as file:
             print(file.write(page(found)), "characters of report")
 
