@@ -15,7 +15,7 @@ from meshwright.observe.rank.facts import RankFacts, digest
 from tests.observe.traces_as_text import SCANNERS, read_text
 
 BEGIN = 1_700_000_000_000_000_000  # of the job, nanoseconds since the epoch
-STREAMS = {"compute": 7, "collective": 20, "send": 24, "recv": 28}
+STREAMS = {"compute": 7, "collective": 20, "other": 22, "send": 24, "recv": 28}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Collective:
     elements: int = 1 << 20
     description: str = ""
     blocks: bool = True  # what follows waits for it; otherwise `Join` does
+    stream: str = "collective"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _meet(rank: Rank, op: Collective | Send | Recv, meetings: dict[Any, list[tup
     blocking = [event for event in rank.open if event.args["blocks"]]
     if any(event.end < 0 for event in blocking):
         return False
-    stream = "collective" if isinstance(op, Collective) else "send" if isinstance(op, Send) else "recv"
+    stream = op.stream if isinstance(op, Collective) else "send" if isinstance(op, Send) else "recv"
     if any(event.stream == stream and event.end < 0 for event in rank.open):
         return False
     start = max(rank.now, rank.late, rank.free.get(stream, 0), *(event.end for event in blocking), 0)

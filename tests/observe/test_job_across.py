@@ -40,8 +40,11 @@ few = settings(deadline=None, max_examples=15)
 
 
 def sums(found: Across) -> None:
-    """Every nanosecond of every step is one part."""
+    """Every nanosecond of every step is one part, and exposed in no more than one row of the table."""
     parts = found.parts
+    for name in ("transfer", "waiting", "bubble"):
+        told = sum(getattr(row, f"exposed_{name}") for row in found.table)
+        assert told == pytest.approx(getattr(parts, name).sum(), abs=max(len(found.table), 1))
     assert (sum(getattr(parts, name) for name in PARTS) == parts.length).all()
     assert all((getattr(parts, name) >= 0).all() for name in PARTS)
 
@@ -144,10 +147,65 @@ def test_what_of_waiting_and_transfer_is_exposed(made: list[int], transfer: int)
         counted = brute_exposed(rank, expected[place], list(itertools.pairwise(edges)))
         seen = zip(found.parts.transfer[place].tolist(), found.parts.waiting[place].tolist(), strict=True)
         assert [(a // 1000, b // 1000) for a, b in seen] == counted
-    exposed = sum(row.exposed_waiting + row.exposed_transfer for row in found.table)
+    exposed = sum(row.exposed_waiting + row.exposed_bubble + row.exposed_transfer for row in found.table)
     whole_time = sum(row.total for row in found.table)
     hidden = sum(int(calls.hidden.sum()) for calls in (one.devices[0].calls for one in as_facts(ranks)))
     assert exposed == whole_time - hidden
+
+
+def shares_by_hand(rank: Rank, waits: list[int]) -> dict[str, list[float]]:
+    """Exposed transfer and waiting by name of collective, microsecond by microsecond, in equal shares."""
+    calls = sorted((event for event in rank.events if event.stream != "compute"), key=lambda event: event.start)
+    computes = [event for event in rank.events if event.stream == "compute"]
+    out: dict[str, list[float]] = {event.args["Collective name"]: [0.0, 0.0] for event in calls}
+    for now in range(0, max(event.end for event in rank.events), 1000):
+        if any(event.start <= now < event.end for event in computes):
+            continue
+        here = [(event, wait) for event, wait in zip(calls, waits, strict=True) if event.start <= now < event.end]
+        moving = [event for event, wait in here if now >= event.start + wait]
+        for event in moving or [event for event, _ in here]:
+            out[event.args["Collective name"]][0 if moving else 1] += 1000 / len(moving or here)
+    return out
+
+
+@few
+@given(st.lists(st.integers(1, 40), min_size=12, max_size=12))
+def test_calls_at_the_same_moment_share_it(made: list[int]) -> None:
+    """Two groups on two streams: together they are exposed no longer than there is time."""
+    programs: list[list[Op]] = []
+    for rank in range(4):
+        pair = (0, 1) if rank < 2 else (2, 3)
+        one = Collective((0, 1, 2, 3), 60_000, "allgather", blocks=False)
+        other = Collective(pair, made[rank // 2 + 4] * 3000, "reduce_scatter", blocks=False, stream="other")
+        end = [Compute(made[rank + 6] * 1000), Join()]
+        program = [op for step in range(2) for op in (Step(step), Compute(made[rank] * 1000), one, other, *end)]
+        programs.append(program)
+    ranks = simulate(programs)
+    found = across(as_facts(ranks))
+    sums(found)
+    expected: dict[str, list[float]] = {"allgather": [0.0, 0.0], "reduce_scatter": [0.0, 0.0]}
+    for rank, waited in zip(ranks, waits(found), strict=True):
+        for name, (moving, waiting) in shares_by_hand(rank, waited).items():
+            expected[name][0] += moving
+            expected[name][1] += waiting
+    seen = {row.kind.replace("all_gather", "allgather"): row for row in found.table}
+    for name, (moving, waiting) in expected.items():
+        assert seen[name].exposed_transfer == pytest.approx(moving, abs=1)
+        assert seen[name].exposed_waiting == pytest.approx(waiting, abs=1)
+
+
+def test_messages_count_under_what_their_rank_did() -> None:
+    """Two stages that send each other: half of the calls of each rank are sends, whichever rank it is."""
+    ranks = simulate(pipelined(2, 3, 2, transfer=70_000, flush=True))
+    found = across(as_facts(ranks, hosts=lambda rank: "node"))
+    sums(found)
+    seen = {row.kind: row for row in found.table}
+    for kind in ("send", "recv"):
+        mine = [event for rank in ranks for event in rank.events if event.stream == kind]
+        assert seen[kind].calls == len(mine) == 12
+        assert seen[kind].total == sum(event.end - event.start for event in mine)
+    assert seen["recv"].exposed_waiting == 0
+    assert seen["recv"].exposed_bubble > 0
 
 
 def test_a_group_of_which_not_all_were_recorded() -> None:
@@ -160,6 +218,21 @@ def test_a_group_of_which_not_all_were_recorded() -> None:
     assert row.unsplit == row.total
     assert row.busbw is None
     assert any("not all who take part" in note.what for note in found.aligned.notes)
+
+
+def test_a_rank_that_marked_no_steps() -> None:
+    """Its recording is no step; what others say of their steps stays as it is."""
+    ranks = simulate(data_parallel(4, 3, lambda rank, step: 1_000_000 + rank * 100_000))
+    before = across(as_facts(ranks, seq=True))
+    ranks[2].steps = []
+    found = across(as_facts(ranks, seq=True))
+    sums(found)
+    assert found.parts.numbers.tolist() == [0, 1, 2]
+    assert found.parts.present.any(axis=1).tolist() == [True, True, False, True]
+    for name in PARTS:
+        assert (getattr(found.parts, name)[[0, 1, 3]] == getattr(before.parts, name)[[0, 1, 3]]).all()
+    assert [note.what for note in found.aligned.notes if note.what.endswith("though others did: 2")]
+    assert not before.aligned.notes
 
 
 def test_a_recording_that_begins_later() -> None:
@@ -219,6 +292,23 @@ def test_machines_that_share_nothing_are_parts() -> None:
     ]
     found = across(as_facts(simulate(programs)))
     assert found.clocks.part.tolist() == [0, 0, 2, 2]
+
+
+def test_clocks_that_nothing_connects_are_told() -> None:
+    """A pipeline that only goes one way, on machines without names: five messages, each from one clock to another."""
+    programs: list[list[Op]] = [
+        [op for step in range(5) for op in (Step(step), Compute(4_000_000), Send(1, 100_000), Join())],
+        [op for step in range(5) for op in (Step(step), Recv(0, 100_000), Compute(6_000_000))],
+    ]
+    ranks = simulate(programs)
+    found = across(as_facts(ranks))
+    assert not found.aligned.split.any()
+    (note,) = found.aligned.notes
+    assert "whose clocks nothing connects" in note.what
+    assert note.count == 5
+    named = across(as_facts(ranks, hosts=lambda rank: "node"))
+    assert named.aligned.split.all()
+    assert not named.aligned.notes
 
 
 @few

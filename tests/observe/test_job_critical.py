@@ -12,7 +12,20 @@ from meshwright.observe.job.across import across
 from meshwright.observe.job.critical import OWN, CriticalPath, critical_paths
 from meshwright.observe.rank.facts import RankFacts, digest
 from meshwright.observe.traces import read_trace
-from tests.observe.jobs import Op, as_facts, data_parallel, pipelined, simulate
+from tests.observe.jobs import (
+    Collective,
+    Compute,
+    Host,
+    Join,
+    Op,
+    Recv,
+    Send,
+    Step,
+    as_facts,
+    data_parallel,
+    pipelined,
+    simulate,
+)
 
 few = settings(deadline=None, max_examples=15)
 
@@ -73,6 +86,43 @@ def test_through_a_pipeline(stages: int, batches: int, schedule: str) -> None:
         assert path.length == (batches + stages - 1) * 3_000_000
         assert dict(path.by_what).get("idle", 0) == 0
         assert dict(path.by_what)["product"] == path.length
+
+
+def test_times_that_are_coarse() -> None:
+    """What follows a collective begins 250 ns before it ends, as times of microseconds since the epoch may tell."""
+    ranks = simulate(data_parallel(4, 3, lambda rank, step: 1_200_000 if rank == 1 else 1_000_000))
+    for rank in ranks:
+        for event in rank.events:
+            if "Group size" in event.args:
+                event.end += 250
+    facts = as_facts(ranks)
+    for path in critical_paths(facts, across(facts)):
+        whole(path)
+        assert {rank for rank, _ in path.by_rank} == {1}
+        assert dict(path.by_what)["all_reduce of mesh_dp"] == pytest.approx(400_000, abs=1000)
+        assert path.length == pytest.approx(2 * (1_300_000 + 200_000), abs=1000)
+
+
+def test_from_the_last_end_of_the_step() -> None:
+    """The first stage is ready long before the second, and begins the next step when that one does."""
+    programs: list[list[Op]] = []
+    for rank in range(4):
+        pair, program = (rank // 2 * 2, rank // 2 * 2 + 1), list[Op]()
+        for step in range(3):
+            reduce = Collective(pair, 1_000_000, description="dp")
+            if rank < 2:
+                program += [Step(step), Compute(4_000_000), Send(rank + 2, 100_000), Join(), reduce, Join()]
+                program += [Host(6_000_000)]
+            else:
+                program += [Step(step), Recv(rank - 2, 100_000), Compute(6_000_000), reduce, Join()]
+        programs.append(program)
+    facts = as_facts(simulate(programs), hosts=lambda rank: "node")
+    for path in critical_paths(facts, across(facts)):
+        whole(path)
+        first, message, second, reduced = path.segments
+        assert (first.rank, first.end - first.start, first.what) == (second.rank - 2, 4_000_000, OWN)
+        assert (message.end - message.start, second.end - second.start, second.what) == (100_000, 6_000_000, OWN)
+        assert (reduced.what, reduced.end - reduced.start) == ("all_reduce of dp", 1_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,42 @@ def test_half_of_the_ranks() -> None:
     made = noisy(np.random.default_rng(3), 16, 8, 0.01)
     made[8:] = (made[8:] * 1.1).astype(np.int64)
     found = named(data_parallel(16, 8, lambda rank, step: int(made[rank, step])))
-    assert found.ranks == tuple(range(8, 16))
-    assert all(one.slower == pytest.approx(0.1, abs=0.02) for one in found.found)
+    (one,) = found.found
+    assert one.ranks == found.ranks == tuple(range(8, 16))
+    assert (one.slower, one.host) == (pytest.approx(0.1, abs=0.02), "")
+
+
+@pytest.mark.parametrize("since", [0, 4])
+def test_a_slow_machine(since: int) -> None:
+    """Its ranks are one finding, which costs what all others wait for them."""
+    made = noisy(np.random.default_rng(4), 8, 10, 0.002)
+    usual = made.copy()
+    made[4:, since:] = (made[4:, since:] * 1.3).astype(np.int64)
+    programs = data_parallel(8, 10, lambda rank, step: int(made[rank, step]))
+    (one,) = named(programs, hosts=lambda rank: f"node{rank // 4}").found
+    assert (one.ranks, one.cause, one.where, one.host) == ((4, 5, 6, 7), "compute", "product", "node1")
+    assert one.since == (since or None)
+    as_fast = 2 * (made.max(axis=0) - usual.max(axis=0)).mean()  # two products in a step
+    assert one.costs == pytest.approx(as_fast, rel=0.02)
+
+
+def test_ranks_that_are_slow_for_themselves() -> None:
+    """On other machines, or by something else: as many findings."""
+    times = {1: 1.3, 5: 1.3, 6: 1.9}
+    programs = data_parallel(12, 8, lambda rank, step: round(1_000_000 * times.get(rank, 1.0)))
+    found = named(programs, hosts=lambda rank: f"node{rank // 4}").found
+    assert sorted((one.ranks, one.host) for one in found) == [((1,), ""), ((5,), ""), ((6,), "")]
+
+
+def test_costs_are_of_the_steps_that_were_compared() -> None:
+    """Rank 2 was recorded from the second step on: the first tells nothing of waiting."""
+    ranks = simulate(data_parallel(4, 5, lambda rank, step: 1_250_000 if rank == 1 else 1_000_000))
+    begin = ranks[2].steps[1][1]
+    ranks[2].steps = ranks[2].steps[1:]
+    ranks[2].events = [event for event in ranks[2].events if event.start >= begin]
+    facts = as_facts(ranks)
+    (one,) = stragglers(facts, across(facts)).found
+    assert (one.ranks, one.costs) == ((1,), 500_000)
 
 
 def test_clocks_do_not_make_stragglers() -> None:
@@ -168,6 +202,16 @@ def test_a_slow_link() -> None:
     assert (one.cause, one.ranks, one.where) == ("link", (4, 5), "all_reduce of tp")
     assert one.slower == pytest.approx(1.0)
     assert one.extra == 200_000
+
+
+def test_ranks_that_marked_no_steps_are_not_compared() -> None:
+    ranks = simulate(data_parallel(6, 6, lambda rank, step: 1_300_000 if rank == 3 else 1_000_000))
+    for rank in ranks[4:]:
+        rank.steps = []
+    facts = as_facts(ranks, seq=True)
+    found = stragglers(facts, across(facts))
+    assert found.compared == ((0, 1, 2, 3),)
+    assert [(one.ranks, one.costs) for one in found.found] == [((3,), 600_000)]
 
 
 def test_ranks_that_do_something_else_are_not_compared() -> None:

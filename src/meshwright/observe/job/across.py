@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.observe.job.bubble import Pipeline, pipeline, with_bubbles
 from meshwright.observe.job.clocks import Clocks, clocks
 from meshwright.observe.job.collectives import Aligned, align
 from meshwright.observe.job.matching import match
-from meshwright.observe.job.steps import StepParts, step_parts
+from meshwright.observe.job.steps import StepParts, step_parts, unmarked_note
 from meshwright.observe.job.table import CollectiveRow, collective_table
 from meshwright.observe.rank.facts import RankFacts
 
@@ -36,4 +36,5 @@ def across(facts: Sequence[RankFacts]) -> Across:
     clock = clocks(facts, matched)
     stages = pipeline(facts, matched)
     aligned = with_bubbles(facts, align(facts, matched, clock), stages)
+    aligned = replace(aligned, notes=aligned.notes + unmarked_note(facts))
     return Across(matched.ranks, clock, stages, aligned, step_parts(facts, aligned), collective_table(facts, aligned))

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.observe.job.across import Across, across
 from meshwright.observe.job.predicted import CLASSES, PARTS, REST, Promise, promised
-from meshwright.observe.job.steps import by_step
+from meshwright.observe.job.steps import by_step, unmarked
 from meshwright.observe.rank.classes import CLASSES as KERNELS
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.plan import Plan
@@ -72,7 +72,8 @@ def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -
     job = job or across(facts)
     found, promises = promised(plan)
     rank_of = {device: rank for rank, device in enumerate(plan.used)}
-    place_of = {rank: place for place, rank in enumerate(job.ranks)}
+    without = unmarked(facts)
+    place_of = {rank: place for place, rank in enumerate(job.ranks) if place not in without}
     lengths = job.parts.length[job.parts.present.all(axis=1)] if job.parts.length.size else job.parts.length
     groups, notes = [], []
     for promise in promises:

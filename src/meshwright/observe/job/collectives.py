@@ -18,6 +18,10 @@ from meshwright.observe.traces import NONE, Note
 # Ranks leave a collective within so many nanoseconds, or this share of its shortest duration, of each other. Only a call
 # that no profiler told the group or the peers of has to prove with it that it is one.
 TOGETHER, SHARE = 20_000, 0.1
+UNCONNECTED = (
+    "collectives and messages between ranks whose clocks nothing connects (no machine's name, no collective that all "
+    "leave together, no messages both ways)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +65,14 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
     np.maximum.at(size, call, column(facts, "bytes"))
     np.minimum.at(smallest, call, column(facts, "bytes"))
     alike = (size == smallest) & (size != NONE)
-    possible, wrong = _possible(matched, clocks, kind, alike, last, first_end, last_end, shortest)
+    possible, wrong, unconnected = _possible(matched, clocks, kind, alike, last, first_end, last_end, shortest)
     waiting = np.clip(last[call] - start, 0, end - start)
     waiting[~possible[call] | (end + SMALLEST < last[call])] = 0  # who left before the last came did not wait for it
     hidden = _hidden(facts, matched, waiting)
-    note = Note("collectives whose ranks were never in them together: taken as different ones", wrong)
+    notes = (
+        Note("collectives whose ranks were never in them together: taken as different ones", wrong),
+        Note(f"{UNCONNECTED}: what of them is waiting and what is transfer cannot be told", unconnected),
+    )
     return Aligned(
         matched=matched,
         clocks=clocks,
@@ -80,7 +87,7 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
         late=np.where(possible, late, -1),
         transfer=np.where(possible, shortest, NONE),
         bytes=size,
-        notes=matched.notes + ((note,) if wrong else ()),
+        notes=matched.notes + tuple(note for note in notes if note.count),
     )
 
 
@@ -93,13 +100,16 @@ def _possible(
     first_end: Ints,
     last_end: Ints,
     shortest: Ints,
-) -> tuple[NDArray[np.bool_], int]:
-    """Which calls can be split into waiting and transfer, and how many look like different calls taken for one."""
+) -> tuple[NDArray[np.bool_], int, int]:
+    """Which calls can be split into waiting and transfer, how many look like different calls taken for one, and how many
+    are between ranks whose clocks cannot be compared.
+    """
     parts = clocks.part[matched.place] if len(matched.place) else matched.call
     low, high = np.full(len(kind), np.iinfo(np.int64).max), np.full(len(kind), NONE)
     np.minimum.at(low, matched.call, parts)
     np.maximum.at(high, matched.call, parts)
-    possible = matched.complete & (low == high) & (kind != OTHER)
+    known = matched.complete & (kind != OTHER)
+    possible = known & (low == high)
     synchronises = np.isin(kind, [KINDS.index(word) for word in SYNCHRONISING]) | (kind == SEND_RECV)
     noise = int(clocks.noise.max(initial=0))
     apart = synchronises & (last > first_end + SMALLEST + 3 * noise)
@@ -107,7 +117,8 @@ def _possible(
     apart |= ((~matched.named & ~alike) | (kind == SEND_RECV)) & (
         last_end - first_end > np.maximum(TOGETHER + 3 * noise, SHARE * shortest)
     )
-    return possible & ~apart, int((possible & apart & (kind != SEND_RECV)).sum())
+    different = int((possible & apart & (kind != SEND_RECV)).sum())
+    return possible & ~apart, different, int((known & (low != high)).sum())
 
 
 def _hidden(facts: Sequence[RankFacts], matched: Matched, waiting: Ints) -> Ints:

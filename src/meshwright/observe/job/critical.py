@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.rank.facts import RankFacts
 
 OWN = "own work"
-TAIL = 1_000  # ns: who computes at the end of a call does not wait for it
+TAIL = 1_000  # ns: times since the epoch are coarse: work may seem to begin this long before what it waited for ends
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class _Rank:
     place: int
     number: int
     rows: Ints  # its calls that it waited for, by end
+    starts: Ints
     ends: Ints
     edges: Ints  # of its steps, on the common clock
+    done: Ints  # when the last work of each step ends
     at_edges: Ints  # nanoseconds of computing until each
     mix: NDArray[np.int64]  # [step, class]
 
@@ -79,7 +82,8 @@ def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
     calls = calls_of_rank(facts)
     assert calls is not None
     first = int(job.aligned.matched.firsts[place])
-    alone = calls.computing(np.maximum(calls.end - TAIL, calls.start), calls.end) == 0
+    nearly = np.maximum(calls.end - TAIL, (calls.start + calls.end) // 2)
+    alone = calls.computing(np.maximum(nearly - TAIL, calls.start), nearly) == 0  # who computes does not wait
     rows = first + np.flatnonzero(alone)
     rows = rows[np.argsort(job.aligned.end[rows], kind="stable")]
     device = facts.devices[0]
@@ -89,7 +93,27 @@ def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
     inside = after < len(edges)
     # What computed before the first step is not counted there: at least what calls saw of it.
     before = int((calls.computed + calls.hidden - until[np.minimum(after, len(until) - 1)])[inside].max(initial=0))
-    return _Rank(place, job.ranks[place], rows, job.aligned.end[rows], edges, before + until, device.by_class)
+    at_edges = before + until
+    mine = slice(first, first + len(calls))
+    done = _done(job.aligned.start[mine], job.aligned.end[mine], calls.computed + calls.hidden, edges, at_edges)
+    starts, ends = job.aligned.start[rows], job.aligned.end[rows]
+    return _Rank(place, job.ranks[place], rows, starts, ends, edges, done, at_edges, device.by_class)
+
+
+def _done(starts: Ints, ends: Ints, computed: Ints, edges: Ints, at_edges: Ints) -> Ints:
+    """When the last work of each step ends: its last call if nothing computes after it, otherwise the next step's edge.
+
+    `computed` is the computing until each call ends. Where something computes after the last call, nothing tells whether
+    idle time came before or after it.
+    """
+    done = edges[1:].copy()
+    bounds = np.searchsorted(starts, edges).tolist()
+    for step, (low, high) in enumerate(pairwise(bounds)):
+        if low < high:
+            last = low + int(np.argmax(ends[low:high]))
+            if at_edges[step + 1] - computed[last] <= TAIL:
+                done[step] = min(done[step], ends[last])
+    return done
 
 
 def _computed(facts: Sequence[RankFacts]) -> tuple[Ints, Ints]:
@@ -105,8 +129,8 @@ def _path(
 ) -> CriticalPath:
     """Walk back: own work to the call that was waited for, its transfer, and on with the rank that came last to it."""
     aligned, matched = job.aligned, job.aligned.matched
-    place = max(steps, key=lambda one: int(ranks[one].edges[steps[one] + 1]))
-    time = int(ranks[place].edges[steps[place] + 1])
+    place = max(steps, key=lambda one: int(ranks[one].done[steps[one]]))
+    time = int(ranks[place].done[steps[place]])
     busy = int(ranks[place].at_edges[steps[place] + 1])  # the rank's computing until then
     back: list[Segment] = []
     seen: set[int] = set()
@@ -114,7 +138,7 @@ def _path(
         rank = ranks[place]
         begin = int(rank.edges[steps[place]])
         row = _waited_for(rank, time, begin, matched.call, seen)
-        stop = begin if row is None else int(aligned.end[row])
+        stop = min(begin if row is None else int(aligned.end[row]), time)
         done = int(rank.at_edges[steps[place]] if row is None else computed[1][row])
         back.append(Segment(rank.number, stop, time, OWN, min(max(busy - done, 0), time - stop)))
         if row is None:
@@ -137,9 +161,9 @@ def _path(
 
 def _waited_for(rank: _Rank, time: int, begin: int, call: Ints, seen: set[int]) -> int | None:
     """The last call that this rank waited for before some time of its step."""
-    at = int(np.searchsorted(rank.ends, time, side="right")) - 1
-    while at >= 0 and rank.ends[at] > begin:
-        if int(call[rank.rows[at]]) not in seen:
+    at = int(np.searchsorted(rank.ends, time + TAIL, side="right")) - 1
+    while at >= 0 and rank.ends[at] > begin + TAIL:
+        if rank.starts[at] < time and int(call[rank.rows[at]]) not in seen:
             return int(rank.rows[at])
         at -= 1
     return None

@@ -14,6 +14,7 @@ from meshwright.observe.job.ordering import Ints
 from meshwright.observe.rank.calls import Calls
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.rank.intervals import union
+from meshwright.observe.traces import Note
 
 PARTS = ("compute", "transfer", "waiting", "bubble", "copies", "host_bound", "idle")
 
@@ -39,10 +40,27 @@ class StepParts:
 
 
 def step_numbers(facts: Sequence[RankFacts]) -> Ints:
-    """The numbers of the steps that any rank has."""
-    return np.unique(
+    """The numbers of the steps that any rank has; -1 only where no rank has marked any."""
+    found = np.unique(
         np.concatenate([np.empty(0, np.int64), *(one.devices[0].windows.numbers for one in facts if one.devices)])
     )
+    return found[found >= 0] if (found >= 0).any() else found
+
+
+def unmarked(facts: Sequence[RankFacts]) -> tuple[int, ...]:
+    """Places of ranks that marked no step though others did: their recording is no step, and stays out of all tables.
+
+    >>> unmarked([])
+    ()
+    """
+    marked = [bool(one.devices) and int(one.devices[0].windows.numbers[0]) >= 0 for one in facts]
+    return tuple(place for place, one in enumerate(facts) if one.devices and any(marked) and not marked[place])
+
+
+def unmarked_note(facts: Sequence[RankFacts]) -> tuple[Note, ...]:
+    """Who they are, if there are any."""
+    ranks = ", ".join(str(facts[place].rank) for place in unmarked(facts))
+    return (Note(f"left out of all steps: ranks that marked none though others did: {ranks}"),) if ranks else ()
 
 
 def by_step(facts: Sequence[RankFacts], values: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -50,8 +68,9 @@ def by_step(facts: Sequence[RankFacts], values: Sequence[NDArray[np.int64]]) -> 
     numbers = step_numbers(facts)
     shape = next((one.shape[1:] for one in values), ())
     out = np.zeros((len(facts), len(numbers), *shape), np.int64)
+    without = unmarked(facts)
     for place, (one, mine) in enumerate(zip(facts, values, strict=True)):
-        if one.devices:
+        if one.devices and place not in without:
             np.add.at(out[place], np.searchsorted(numbers, one.devices[0].windows.numbers), mine)
     return out
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.observe.job.across import Across
+from meshwright.observe.job.costs import costs_of
 from meshwright.observe.job.links import slow_links
 from meshwright.observe.job.ordering import Ints
 from meshwright.observe.job.slowness import Slow, excess, slow
@@ -20,12 +21,13 @@ LEAST = 0.04  # of a rank's own work
 LEAST_OF_STEP = 0.01
 ALIKE = 0.02  # by how much numbers of kernels of ranks that do the same may differ
 EVERYTHING = "all computing"
+SAME = 0.25  # ranks whose slowness differs by less than this share are slow by the same
 CONTRIBUTES = 0.1  # of a rank's computing, or of what it is slower by: classes with less do not matter
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank, or all ranks of a stage or link, that others wait for."""
+    """A rank, ranks that are slow for the same reason, or all ranks of a stage or link, that others wait for."""
 
     ranks: tuple[int, ...]
     cause: (
@@ -37,6 +39,20 @@ class Straggler:
     extra: int  # nanoseconds per step over its peers
     costs: int  # nanoseconds that a step would be shorter by
     stage: int | None = None
+    host: str = ""  # the machine that all of these ranks, and no others, are on; "" where there is none
+
+
+@dataclass(frozen=True)
+class _One:
+    """A slow rank, before those that are slow together are found."""
+
+    place: int
+    cause: str
+    where: str
+    slower: float
+    since: int | None
+    extra: float
+    most: float  # nanoseconds that it may cost
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,8 @@ def stragglers(facts: Sequence[RankFacts], job: Across) -> Stragglers:
     for group in groups:
         steps = np.flatnonzero(job.parts.present[group].all(axis=0))
         if len(steps):
-            found += _computing(job, group, steps, spent[np.ix_(group, steps)].astype(np.float64), step)
-            found += _hosts(job, group, steps, step)
+            slow_ones = _computing(job, group, steps, spent[np.ix_(group, steps)].astype(np.float64), step)
+            found += _together(facts, job, steps, slow_ones + _hosts(job, group, steps, step))
     found += _stages(job, spent.sum(axis=2), step)
     found += [
         Straggler(link.ranks, "link", link.what, link.slower, None, link.extra, link.extra)
@@ -89,7 +105,7 @@ def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
     """Places of ranks of the same stage that launch the same kernels equally often."""
     usual = np.median(times, axis=1) if times.size else np.zeros((len(times), len(CLASSES)))
     groups: list[list[int]] = []
-    for place in range(len(usual)):
+    for place in np.flatnonzero(job.parts.present.any(axis=1)).tolist():
         for group in groups:
             other = usual[group[0]]
             near = np.abs(usual[place] - other) <= np.maximum(ALIKE * np.maximum(usual[place], other), 0.5)
@@ -101,7 +117,7 @@ def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
     yield from (group for group in groups if len(group) > 1)
 
 
-def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64], step: int) -> list[Straggler]:
+def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64], step: int) -> list[_One]:
     """Ranks whose kernels take longer than those of their peers, in one class or in all."""
     over = np.stack([excess(spent[:, :, place]) for place in range(len(CLASSES))], axis=2)
     measured = [_relative(spent.sum(axis=2)), *(_relative(spent[:, :, place]) for place in range(len(CLASSES)))]
@@ -113,18 +129,8 @@ def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64]
         since = int(sure[0].since[rank])
         extra = np.median(over[rank, since:], axis=0)
         where, slower, more = _where(extra, np.median((spent - over)[rank, since:], axis=0))
-        found.append(
-            Straggler(
-                ranks=(job.ranks[group[rank]],),
-                cause="compute",
-                where=where,
-                slower=slower,
-                since=int(job.parts.numbers[steps[since]]) if since else None,
-                extra=int(more),
-                costs=_costs(job, int(group[rank]), more),
-                stage=job.pipeline.stage[group[rank]],
-            )
-        )
+        number = int(job.parts.numbers[steps[since]]) if since else None
+        found.append(_One(int(group[rank]), "compute", where, slower, number, more, more))
     return found
 
 
@@ -157,7 +163,7 @@ def _extra(over: NDArray[np.float64], seen: Slow, rank: int) -> float:
     return float(np.median(over[rank, seen.since[rank] :]))
 
 
-def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[Straggler]:
+def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[_One]:
     """Ranks whose host issues work later than those of their peers, and that others therefore wait for."""
     steps = steps[:-1] if len(steps) > 1 else steps  # what the host did late after the last was not recorded
     late = job.parts.host_bound[np.ix_(group, steps)].astype(np.float64)
@@ -171,16 +177,48 @@ def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[Straggler]:
         missed = float(np.median(np.median(others, axis=0) - waits[rank, since:]))
         if missed >= LEAST_OF_STEP * step:
             number = int(job.parts.numbers[steps[since]]) if since else None
-            costs = _costs(job, group[rank], min(extra, missed))
-            stage = job.pipeline.stage[group[rank]]
             level = float(seen.level[rank])
-            found.append(Straggler((job.ranks[group[rank]],), "host", "", level, number, int(extra), costs, stage))
+            found.append(_One(int(group[rank]), "host", "", level, number, extra, min(extra, missed)))
     return found
+
+
+def _together(facts: Sequence[RankFacts], job: Across, steps: Ints, every: list[_One]) -> list[Straggler]:
+    """One finding of the ranks that are slow for the same reason: in the same, by as much, since when, and where."""
+    groups: list[list[_One]] = []
+    for one in sorted(every, key=lambda one: one.slower):
+        for group in groups:
+            other = group[0]  # the least slow
+            same = (one.cause, one.where, one.since) == (other.cause, other.where, other.since)
+            beside = facts[one.place].host == facts[other.place].host
+            if same and beside and one.slower <= other.slower * (1 + SAME):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return [_straggler(facts, job, steps, group) for group in groups]
+
+
+def _straggler(facts: Sequence[RankFacts], job: Across, steps: Ints, group: list[_One]) -> Straggler:
+    places = np.array(sorted(one.place for one in group))
+    host = facts[places[0]].host
+    alone = [place for place, one in enumerate(facts) if one.host == host] == places.tolist()
+    return Straggler(
+        ranks=tuple(job.ranks[place] for place in places.tolist()),
+        cause=group[0].cause,
+        where=group[0].where,
+        slower=float(np.mean([one.slower for one in group])),
+        since=group[0].since,
+        extra=int(np.mean([one.extra for one in group])),
+        costs=costs_of(facts, job, places, steps, max(one.most for one in group)),
+        stage=job.pipeline.stage[places[0]],
+        host=host if alone else "",
+    )
 
 
 def _stages(job: Across, spent: Ints, step: int) -> list[Straggler]:
     """Stages whose ranks all compute longer than those of other stages: the model is not divided evenly."""
     stage = np.array([-1 if one is None else one for one in job.pipeline.stage])
+    stage[~job.parts.present.any(axis=1)] = -1
     every = [np.flatnonzero(stage == number) for number in range(job.pipeline.stages)]
     if len(every) < 2 or not all(len(places) for places in every):
         return []
@@ -200,24 +238,3 @@ def _stages(job: Across, spent: Ints, step: int) -> list[Straggler]:
             ranks = tuple(job.ranks[place] for place in every[number].tolist())
             found.append(Straggler(ranks, "stage", "", level, None, int(extra), int(extra), number))
     return found
-
-
-def _costs(job: Across, place: int, extra: float) -> int:
-    """Nanoseconds of a step that others only waited for this rank: at most what it is slower by.
-
-    In every collective that it was the last to join, others could have begun when the second last was there.
-    """
-    aligned = job.aligned
-    matched = aligned.matched
-    mine = slice(*matched.firsts[place : place + 2].tolist())
-    led = np.unique(matched.call[mine][(aligned.late == place)[matched.call[mine]]])
-    steps = max(int(job.parts.present[place].sum()), 1)
-    if not aligned.split[matched.call[mine]].any():
-        compute = job.parts.compute.sum(axis=1) / steps
-        others = np.delete(compute, place)
-        return int(min(extra, max(compute[place] - others.max(initial=0.0), 0.0)))
-    second = np.full(len(matched.group), np.iinfo(np.int64).min)
-    rows = np.flatnonzero(np.isin(matched.call, led) & (matched.place != place))
-    np.maximum.at(second, matched.call[rows], aligned.start[rows])
-    ahead = np.maximum(aligned.last[led] - second[led], 0)
-    return int(min(extra, ahead.sum() / steps))

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.observe.job.collectives import Aligned
-from meshwright.observe.job.matching import Matched
+from meshwright.observe.job.exposed import exposed
+from meshwright.observe.job.matching import Matched, calls_of_rank
 from meshwright.observe.job.ordering import Ints, packed, runs
+from meshwright.observe.job.steps import unmarked
 from meshwright.observe.rank.calls import KINDS, Group
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.traces import NONE
@@ -35,7 +37,9 @@ class CollectiveRow:
     waiting: int
     transfer: int
     unsplit: int
-    exposed_waiting: int
+    # While nothing computes, in steps. Moments of several calls are shared, so rows add up to the parts of the steps.
+    exposed_waiting: int  # for late ranks
+    exposed_bubble: int  # for other stages of a pipeline
     exposed_transfer: int  # with the exposed part of unsplit
     algbw: float | None  # GB/s, of the median call; None where bytes or waiting are not known
     busbw: float | None
@@ -65,16 +69,16 @@ def collective_table(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[Coll
         return ()
     labels = [label(group, int(size)) for group, size in zip(matched.groups, _group_sizes(matched), strict=True)]
     words = np.unique(labels, return_inverse=True)[1].reshape(-1)[matched.group]
-    kind = np.full(len(matched.group), -1)
-    kind[matched.call] = matched.kind
     large = np.where(aligned.bytes == NONE, -1, np.searchsorted(SIZES, aligned.bytes, side="right") - 1)
-    key, first, _ = runs(packed(words, kind, large))
-    sums = _sums(aligned, key)
+    # By the row's own kind: what one rank sends another receives.
+    key, first, _ = runs(packed(words[matched.call], matched.kind, large[matched.call]))
+    sums = _sums(facts, aligned, key)
     crosses = _crossing(facts, matched)
     rows = []
-    for number, calls in enumerate(np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1])):
-        one = int(first[number])
-        word, size = KINDS[kind[one]], int(large[one])
+    for number, some in enumerate(np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1])):
+        calls = np.unique(matched.call[some])
+        one = int(matched.call[first[number]])
+        word, size = KINDS[matched.kind[first[number]]], int(large[one])
         speeds, factors = _speeds(aligned, calls, word)
         bus = speeds * factors
         across = crosses[calls]
@@ -112,9 +116,9 @@ def _group_sizes(matched: Matched) -> Ints:
     return sizes
 
 
-def _sums(aligned: Aligned, key: Ints) -> dict[str, Ints]:
-    """Times of rows added up by the key of their call."""
-    row_key, split = key[aligned.matched.call], aligned.split[aligned.matched.call] | (aligned.waiting > 0)
+def _sums(facts: Sequence[RankFacts], aligned: Aligned, key: Ints) -> dict[str, Ints]:
+    """Times of rows added up by their key."""
+    split = aligned.split[aligned.matched.call] | (aligned.waiting > 0)
     total = aligned.end - aligned.start
     rest = total - aligned.waiting
     values = {
@@ -122,10 +126,21 @@ def _sums(aligned: Aligned, key: Ints) -> dict[str, Ints]:
         "waiting": aligned.waiting,
         "transfer": np.where(split, rest, 0),
         "unsplit": np.where(split, 0, rest),
-        "exposed_waiting": aligned.waiting - aligned.hidden_waiting,
-        "exposed_transfer": rest - aligned.hidden_transfer,
-    }
-    return {name: np.bincount(row_key, each).astype(np.int64) for name, each in values.items()}
+    } | _exposed(facts, aligned)
+    return {name: np.rint(np.bincount(key, each)).astype(np.int64) for name, each in values.items()}
+
+
+def _exposed(facts: Sequence[RankFacts], aligned: Aligned) -> dict[str, NDArray[np.float64]]:
+    """Of each row, in the order of ranks."""
+    every, without = [], unmarked(facts)
+    for place, one in enumerate(facts):
+        if (calls := calls_of_rank(one)) is not None:
+            mine = slice(*aligned.matched.firsts[place : place + 2].tolist())
+            edges = one.devices[0].windows.edges + one.base_ns
+            edges = edges[:1] if place in without else edges
+            every.append(exposed(calls, edges, aligned.waiting[mine], aligned.bubble[mine]))
+    names = ("waiting", "bubble", "transfer")
+    return {f"exposed_{name}": np.concatenate([getattr(one, name) for one in every]) for name in names}
 
 
 def _speeds(aligned: Aligned, calls: Ints, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
