@@ -142,6 +142,7 @@ def _stragglers(found: Analysis) -> Iterator[Finding]:
         since = f" since step {one.since}" if one.since is not None else ""
         costs = f"; without that a step would be {seconds(one.costs)} shorter" if one.costs else ""
         who, many = ranks_text(one.ranks).capitalize(), len(one.ranks) > 1
+        who += f" (all of {one.host})" if one.host else ""
         if one.cause == "compute":
             verb = "compute" if many else "computes"
             where = "" if one.where == EVERYTHING else f" in {one.where}"
