@@ -6,10 +6,11 @@ The input is a real trace (tests/data/traces, ResNet on A100, rank 0 of 2) laid 
 as the profiler writes it: 526,957 events and about 127 MB of text per rank, packed with gzip. Of each eight ranks, the
 sixth has compute kernels that take 15 % longer.
 
-Ours is the call a user makes, `meshwright.analyze(folder)`: once as it is, which also keeps Parquet beside the traces, and
-once more from that Parquet. The peer (0.5.0, pandas 2, in a venv that is made for it, or in --hta PYTHON) loads the folder
-and answers what it can: temporal breakdown, overlap, kernels, idle time, bandwidth of copies, stragglers. Each runs as a
-command of its own; CPU seconds and memory are those of all its processes, start and imports included.
+Ours is the call a user makes, `meshwright.analyze(folder)`: with cache=False, which keeps nothing, as the peer; as it is,
+which keeps Parquet beside the traces; and once more from that Parquet. The peer (0.5.0, pandas 2, in a venv that is made for
+it, or in --hta PYTHON) loads the folder and answers what it can: temporal breakdown, overlap, kernels, idle time, bandwidth
+of copies, stragglers. Each runs as a command of its own; CPU seconds and memory are those of all its processes, start and
+imports included.
 
 What both compute must agree. The peer silently drops the last step and work without a recorded launch: ours is restricted
 in the same way for the comparison, and only there. It would also round times down to microseconds, which it is told not
@@ -54,7 +55,7 @@ APART = 10_000_000  # between ids of two repetitions
 WHOLE_JOB = 124e9  # bytes of text of 1,000 ranks
 LESS_CPU, LESS_MEMORY, MORE_RANKS = 15, 5, 1.3  # the bars: how much less than the peer, and 64 ranks against 8
 EXACT = {"HTA_DISABLE_NS_ROUNDING": "1"}  # of the peer: without it its sums are short by up to 2 %
-OURS = "import sys, meshwright; print(len(meshwright.analyze(sys.argv[1]).ranks))"
+OURS = "import sys, meshwright; print(len(meshwright.analyze(sys.argv[1], cache=bool(sys.argv[2])).ranks))"
 
 
 def repeated(seed: dict[str, Any], slow: bool) -> Iterator[dict[str, Any]]:
@@ -117,11 +118,11 @@ def linked(files: list[Path], folder: Path) -> Path:
     return folder
 
 
-def ours(folder: Path) -> Taken:
+def ours(folder: Path, keep: bool = True) -> Taken:
     from benchmarks.process_tree import taken
 
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    found = taken([sys.executable, "-c", OURS, str(folder)], env)
+    found = taken([sys.executable, "-c", OURS, str(folder), "keep" if keep else ""], env)
     assert int(found.output) == len(list(folder.glob("*.json.gz")))
     return found
 
@@ -182,6 +183,8 @@ def one_size(ranks: int, files: list[Path], folder: Path, size: float, python: s
     from benchmarks.process_tree import taken
 
     mine = linked(files[:ranks], folder / f"ours-{ranks}")
+    alone = ours(mine, keep=False)
+    print(line("meshwright, nothing kept", ranks, alone, size * ranks))
     first = ours(mine)
     print(line("meshwright", ranks, first, size * ranks))
     print(line("meshwright, from Parquet", ranks, ours(mine), size * ranks))
@@ -189,8 +192,9 @@ def one_size(ranks: int, files: list[Path], folder: Path, size: float, python: s
         their_files = linked(files[:ranks], folder / f"peer-{ranks}")
         theirs = taken([python, "-W", "ignore", str(PEER), str(their_files)], os.environ | EXACT)
         print(line("HolisticTraceAnalysis", ranks, theirs, size * ranks))
-        cpu, memory = theirs.cpu / first.cpu, theirs.peak / first.peak
-        print(f"  {cpu:.1f} times less CPU time (bar {LESS_CPU}), {memory:.1f} times less memory (bar {LESS_MEMORY})")
+        for name, one in (("keeping Parquet", first), ("keeping nothing, as the peer", alone)):
+            cpu, memory = theirs.cpu / one.cpu, theirs.peak / one.peak
+            print(f"  {name}: CPU time {cpu:.1f} times less (bar {LESS_CPU}), memory {memory:.1f} (bar {LESS_MEMORY})")
         told = json.loads(theirs.output.splitlines()[-1])
         worst = 100 * compare(files[:ranks], told)
         print(f"  what both compute differs by at most {worst:.4f} %; it names {told['stragglers']} as slow")

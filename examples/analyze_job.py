@@ -19,13 +19,13 @@ def main() -> None:
         mw.train(plan, steps=6, profile=folder)  # ranks write rank0.json and rank1.json
         found = mw.analyze(folder, plan=plan)
         shares = shares_of(found)
-        print(f"a step takes {shares.step / 1e6:.1f} ms:")
+        print(f"a step on {plan.devices} devices takes {shares.step / 1e6:.1f} ms:")
         for part, share in shares.parts.items():
             print(f"  {part:12}{share:7.1%}")
         for finding in diagnose(found):
             print("-", finding.what)
         query = "select kind, count(*) calls, sum(bytes) bytes from calls group by kind order by bytes desc"
-        print(ask(found.ranks, query))
+        print(ask(found, query))
         with open(os.path.join(folder, "report.html"), "w", encoding="utf-8") as file:
             print(file.write(page(found)), "characters of report")
 

@@ -22,7 +22,7 @@ def test_the_summary_the_page_and_the_window(meshwright: Run, traces: str, tmp_p
     page, window = tmp_path / "report.html", tmp_path / "window.json"
     found = meshwright("analyze", traces, "--html", str(page), "--perfetto", str(window))
     assert found.returncode == 0, found.stderr
-    assert "a step takes 14.7 ms" in found.stdout
+    assert "a step takes, on average, 14.7 ms" in found.stdout
     assert f"written to {page}" in found.stdout
     assert "Where the time went" in page.read_text()
     assert len(json.loads(window.read_text())["traceEvents"]) > 10_000
@@ -49,7 +49,9 @@ def test_mistakes_are_one_line(meshwright: Run, traces: str, tmp_path: Path) -> 
         ([traces, "--html", str(tmp_path)], "--html: is a folder"),
         ([traces, "--sql", "select"], "--sql:"),
         ([traces, "--plan", str(tmp_path / "no.json")], "no such file"),
-        ([traces, "--ray", "nowhere:1"], "no cluster of Ray answers"),
+        ([traces, "--ray", "nowhere:1"], "--ray: no cluster of Ray answers"),
+        ([traces, "--sql", ""], "--sql: is no query"),
+        ([str(ROOT / "tests/data/traces/straggler/trace-ST.parquet"), "--sql", "show tables"], "there are no traces"),
     ):
         found = meshwright("analyze", *arguments)
         assert found.returncode == 2

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.observe.job.difference import Difference
 
 QUIET = 1.0  # seconds before a bar appears
+MOST_ROWS = 1_000  # of a query's answer as text
 EPILOG = """
 \b
 Examples:
@@ -63,15 +64,15 @@ def command(
     how: dict[str, Any] = {"workers": workers, "ray": ray, "cache": not no_cache}
     with bar("reading traces") as tell:
         found = analyze(paths, plan=plan, tell=tell, **how)
-    if sql is not None:
-        _answer(found, sql, json_)
-        return
     if html is not None:
         from meshwright.observe.report.page import page
 
         write_text(html, page(found, cache=not no_cache))
     if perfetto is not None:
-        _window(found, perfetto, not no_cache)
+        window = _window(found, perfetto, not no_cache)
+    if sql is not None:
+        _answer(found, sql, json_)
+        return
     if against is not None:
         with bar("reading traces of the run before") as tell:
             change = found.against(analyze(against, tell=tell, **how))
@@ -83,9 +84,10 @@ def command(
         print_json(document(found))
         return
     _show(found)
-    for path in (html, perfetto):
-        if path is not None:
-            click.echo(f"written to {path}")
+    if html is not None:
+        click.echo(f"written to {html}")
+    if perfetto is not None:
+        click.echo(f"written to {perfetto}: {window}")
 
 
 def _show(found: Analysis) -> None:
@@ -113,16 +115,19 @@ def _changed(change: Difference, json_: bool) -> None:
         click.echo(line)
 
 
-def _window(found: Analysis, path: str, cache: bool) -> None:
+def _window(found: Analysis, path: str, cache: bool) -> str:
+    """What the window shows."""
     from meshwright.observe.report.interesting import ahead, interesting
     from meshwright.observe.report.page import read_ranks
     from meshwright.observe.report.perfetto import merged
+    from meshwright.observe.report.words import ranks_text
 
     window = interesting(found)
     if window is None:
         raise InputError("no work was recorded: there is no window to write", field="--perfetto")
     moved = {rank: ahead(found, place) for place, rank in enumerate(found.across.ranks)}
     write_text(path, merged(read_ranks(found, window.ranks, cache), window, moved).decode())
+    return f"{ranks_text(window.ranks)}, {window.why}"
 
 
 def _answer(found: Analysis, query: str, json_: bool) -> None:
@@ -131,17 +136,20 @@ def _answer(found: Analysis, query: str, json_: bool) -> None:
 
     from meshwright.observe.report.plain import plain
     from meshwright.observe.report.sql import ask
+    from meshwright.observe.report.words import printable
 
-    answer = ask(found.ranks, query)
+    answer = ask(found, query)
     if json_:
         print_json([dict(zip(answer.columns, plain(row), strict=True)) for row in answer.rows])
         return
     table = Table(box=None, pad_edge=False)
     for column in answer.columns:
         table.add_column(column, overflow="fold")
-    for row in answer.rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
+    for row in answer.rows[:MOST_ROWS]:
+        table.add_row(*("" if value is None else printable(str(value)) for value in row))
     console().print(table)
+    if len(answer.rows) > MOST_ROWS:
+        click.echo(f"... and {len(answer.rows) - MOST_ROWS:,} rows more: --json prints all")
 
 
 @contextmanager

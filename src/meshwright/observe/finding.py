@@ -80,7 +80,7 @@ def one_per_rank(found: Iterable[RankFacts]) -> tuple[tuple[RankFacts, ...], tup
         else:
             first, last = sorted((other, facts), key=_begun)
             notes.append(
-                Note(f"left out: {first.path}: {last.path} is of rank {facts.rank} too, and was recorded later")
+                Note(f"left out: {first.path}: {last.path} is of rank {facts.rank} too; the later recording is taken")
             )
             by_rank[facts.rank] = last
     for facts in nameless:

@@ -119,7 +119,11 @@ def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[
     """A task per file, on any node that has a core free; nodes find files by the same path."""
     from meshwright.launch.ray_driver import connected
 
-    ray = connected("" if address == "auto" else address)
+    try:
+        ray = connected("" if address == "auto" else address)
+    except InputError as error:
+        error.field = "--ray"
+        raise
     try:
         task: Any = ray.remote(facts_of).options(num_cpus=1, max_retries=1)
         running = {

@@ -26,6 +26,8 @@ from meshwright.observe.rank.windows import Windows, windows
 from meshwright.observe.rank.work import COMPUTE, HOST, Work, work_of
 from meshwright.observe.traces import Note, Trace
 
+UNSEEN = Note("no work of its device was recorded, or it was cut off: operators of the host are taken for computing")
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceFacts:
@@ -74,7 +76,9 @@ def digest(trace: Trace) -> RankFacts:
     properties = trace.header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
     host = issued(trace)
-    costs = operators_of(trace, host, roofline(first))
+    works = work_of(trace)
+    on_host = bool(works) and works[0].device == HOST
+    costs = operators_of(trace, host, None if on_host else roofline(first))
     return RankFacts(
         path=trace.path,
         rank=trace.rank,
@@ -86,13 +90,13 @@ def digest(trace: Trace) -> RankFacts:
         events=len(trace.events),
         text_bytes=trace.text_bytes,
         breakdown=breakdown(trace),
-        devices=tuple(_device(trace, work, steps, host) for work in work_of(trace)),
+        devices=tuple(_device(trace, work, steps, host) for work in works),
         kernels=kernel_table(trace),
         operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
         costs=costs,
         modules=modules_of(trace, host),
         memory=held_at_peak(trace, host),
-        notes=trace.notes,
+        notes=(*trace.notes, UNSEEN) if on_host and first else trace.notes,
     )
 
 

@@ -9,6 +9,7 @@ from meshwright.observe.report.words import percent, seconds, short_name
 from meshwright.units import size
 
 ROWS = 10
+PARTS = {"exposed": "exposed communication", "waiting": "other idle", "host_bound": "host-bound idle"}
 
 
 def changes(found: Difference) -> Iterator[str]:
@@ -20,6 +21,9 @@ def changes(found: Difference) -> Iterator[str]:
     a step takes 220 ms, before 220 ms: no change beyond what steps differ by (3 and 3 steps of 1 and 1 ranks)
     """
     before, after = found.step.before, found.step.after
+    if not before or not after:
+        yield f"the run {'before' if not before else 'after'} has no steps and no work: there is nothing to compare"
+        return
     told = f"({found.steps[0]} and {found.steps[1]} steps of {found.ranks[0]} and {found.ranks[1]} ranks)"
     moved = abs(found.step.change) > found.step.noise and before > 0
     verdict = "no change beyond what steps differ by"
@@ -47,4 +51,5 @@ def _table(title: str, rows: Sequence[Change]) -> Iterator[str]:
             counts = f", {row.count_before:.4g} -> {row.count_after:.4g} per step"
         sign = "+" if row.change > 0 else "-"
         both = f"({show(row.before)} -> {show(row.after)}{counts})"
-        yield f"  {sign}{show(abs(row.change)):>10}  {row.verdict:6}  {short_name(row.name)} {both}"
+        name = PARTS.get(row.name, row.name) if row.what == "part" else short_name(row.name)
+        yield f"  {sign}{show(abs(row.change)):>10}  {row.verdict:6}  {name} {both}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ import numpy as np
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.job.stragglers import EVERYTHING
-from meshwright.observe.job.table import CollectiveRow
+from meshwright.observe.job.table import CollectiveRow, label
+from meshwright.observe.rank.calls import KINDS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.words import percent, ranks_text, seconds
 from meshwright.units import size
 
+OUTSIDE = "outside operators"  # as launches.py calls time in no operator
 LEAST = 0.03  # of the step: less is not worth a sentence
+HICCUP = 5  # times what others cause in a call: a single event, not noise
 FAR_BELOW = 0.5  # of what the device could do: more than that is lost
 
 
@@ -30,7 +34,7 @@ class Finding:
 
 
 def of_step(share: float, what: str, advice: str) -> Finding:
-    return Finding(share, f"{percent(share)} of the step {what}.", advice)
+    return Finding(share, f"{percent(share)} of the step: {what}.", advice)
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,12 @@ def _collectives(found: Analysis) -> Iterator[Finding]:
         where = " between nodes" if True in crosses else " within nodes" if crosses == {False} else ""
         exposed = sum(row.exposed_transfer for row in mine)
         main = max(mine, key=lambda row: row.exposed_transfer)
-        rate = f", most of it at {main.busbw:.3g} GB/s per link" if main.busbw else ""
+        rate = f", {main.busbw:.3g} GB/s of bus bandwidth" if main.busbw and main.busbw >= 0.01 else ""
         mean = f"{_sizes(main)} a call{rate}"
         word = "communication" if kind == "other" else kind.replace("_", "-")
         yield of_step(
             exposed / whole,
-            f"is exposed {word} of {group}{where} ({mean})" if _sizes(main) else f"is exposed {word} of {group}{where}",
+            f"exposed {word} of {group}{where} ({mean})" if _sizes(main) else f"exposed {word} of {group}{where}",
             _ADVICE.get(kind, "overlap it with computing, or move less"),
         )
         waits = sum(row.exposed_waiting for row in mine)
@@ -103,25 +107,42 @@ def _sizes(row: CollectiveRow) -> str:
 
 
 def _last(found: Analysis, group: str, kind: str) -> str:
-    """Who arrives last most often, where that is more often than chance."""
-    late = found.across.aligned.late
-    known = late[late >= 0]
-    if not len(known) or len(found.across.ranks) < 2:
+    """Who causes most of the waiting in some collectives, where neither noise nor chance explains it."""
+    aligned, ranks = found.across.aligned, found.across.ranks
+    matched = aligned.matched
+    kinds = np.full(len(matched.group), -1)
+    kinds[matched.call] = matched.kind
+    sizes = np.zeros(len(matched.groups), np.int64)
+    np.maximum.at(sizes, matched.group, matched.size)
+    mine = np.array([label(one, int(size)) == group for one, size in zip(matched.groups, sizes, strict=True)], np.bool_)
+    caused = np.bincount(matched.call, aligned.waiting - aligned.bubble, minlength=len(matched.group))
+    chosen = (aligned.late >= 0) & (kinds == KINDS.index(kind)) & mine[matched.group]
+    late, caused = aligned.late[chosen], caused[chosen]
+    if len(late) < 2 or not caused.sum():
         return ""
-    counts = np.bincount(known, minlength=len(found.across.ranks))
-    worst = int(counts.argmax())
-    share = counts[worst] / len(known)
-    if share < 2 / len(found.across.ranks) and share < 0.5:
+    by_rank = np.bincount(late, caused, minlength=len(ranks))
+    worst = int(by_rank.argmax())
+    share, times = by_rank[worst] / caused.sum(), int((late == worst).sum())
+    unusual = (
+        caused[late == worst].max() >= HICCUP * np.median(caused[late != worst]) if (late != worst).any() else True
+    )
+    if share < 0.5 or not (unusual or len(ranks) * _chance(times, len(late), 1 / len(ranks)) < 0.01):
         return ""
-    return f"; {ranks_text([found.across.ranks[worst]])} is the last in {percent(share)} of all calls"
+    return f"; rank {ranks[worst]} causes {percent(share)} of it, the last in {times} of {len(late)} calls"
+
+
+def _chance(times: int, of: int, each: float) -> float:
+    """Probability that one rank is the last so often, or more, if all are alike (binomial)."""
+    return sum(math.comb(of, k) * each**k * (1 - each) ** (of - k) for k in range(times, of + 1))
 
 
 def _stragglers(found: Analysis) -> Iterator[Finding]:
     """Every one that is named, however little it costs."""
     for one in found.stragglers.found:
         since = f" since step {one.since}" if one.since is not None else ""
-        costs = f"; without it a step would be {seconds(one.costs)} shorter" if one.costs else ""
+        costs = f"; without that a step would be {seconds(one.costs)} shorter" if one.costs else ""
         who, many = ranks_text(one.ranks).capitalize(), len(one.ranks) > 1
+        who += f" (all of {one.host})" if one.host else ""
         if one.cause == "compute":
             verb = "compute" if many else "computes"
             where = "" if one.where == EVERYTHING else f" in {one.where}"
@@ -157,7 +178,7 @@ def _products(found: Analysis) -> Iterator[Finding]:
             best = "its memory" if bound == "memory" else "its arithmetic"
             yield of_step(
                 lost / whole,
-                f"is lost in {name} of {dims}, which reaches {percent(1 - lost / time)} of what {best} allows",
+                f"lost in {name} of {dims}, which reaches {percent(1 - lost / time)} of what {best} allows",
                 "choose sizes that are multiples of 128, a lower precision, or fuse it with its neighbours (torch.compile)",
             )
 
@@ -166,7 +187,7 @@ def _pipeline(found: Analysis, shares: Shares) -> Iterator[Finding]:
     stages = {stage for stage in found.across.pipeline.stage if stage is not None}
     yield of_step(
         shares.parts["bubble"],
-        f"is pipeline bubble over {len(stages)} stages" if stages else "is pipeline bubble",
+        f"pipeline bubble over {len(stages)} stages" if stages else "pipeline bubble",
         "more micro-batches, interleaved stages or a zero-bubble schedule (meshwright plan weighs them)",
     )
 
@@ -176,13 +197,13 @@ def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
     if all(device.device == "host" for facts in found.ranks for device in facts.devices):
         yield of_step(
             shares.parts["host_bound"],
-            "passes outside of operators and exchanges: in Python, in the input pipeline, or waiting unseen",
+            "outside of operators and exchanges: in Python, in the input pipeline, or waiting unseen",
             "record Python's stacks (with_stack=True) to see where; torch.compile removes most of what is between operators",
         )
         return
-    kernels = [kernel for facts in found.ranks for kernel in facts.kernels]
-    count, total = sum(kernel.count for kernel in kernels), sum(kernel.total for kernel in kernels)
-    small = f" (a kernel lasts {seconds(total / count)} on average{_meanwhile(found)})" if count else ""
+    devices = [facts.devices[0] for facts in found.ranks if facts.devices]
+    count, total = (sum(int(getattr(one, name).sum()) for one in devices) for name in ("launched", "by_class"))
+    small = f" (a kernel that computes lasts {seconds(total / count)} on average{_meanwhile(found)})" if count else ""
     yield of_step(
         shares.parts["host_bound"],
         f"devices idle because the host has not issued what comes next{small}",
@@ -203,13 +224,15 @@ def _meanwhile(found: Analysis) -> str:
     if 2 * synced > idle:
         return "; the host mostly waits for the device in between"
     most = max(spent, key=lambda name: spent[name], default="")
-    return f"; meanwhile the host is mostly in {most}" if most and 3 * spent[most] > sum(spent.values()) else ""
+    if not most or 3 * spent[most] <= sum(spent.values()):
+        return ""
+    return f"; meanwhile the host is mostly {most if most == OUTSIDE else f'in {most}'}"
 
 
 def _rest(shares: Shares) -> Iterator[Finding]:
     yield of_step(
         shares.parts["copies"],
-        "is copies between host and device (or fills) that nothing hides",
+        "copies between host and device (or fills) that nothing hides",
         "pin the host's memory and copy with non_blocking=True on a stream of its own",
     )
     yield of_step(

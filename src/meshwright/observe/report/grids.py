@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
-from meshwright.observe.report.words import percent, ranks_text, seconds, short_name
+from meshwright.observe.report.words import percent, printable, ranks_text, seconds, short_name
 from meshwright.units import size
 
 TITLES = {
@@ -32,7 +32,7 @@ class Grid:
         return Grid(title, tuple(words), tuple(numbers))
 
     def add_row(self, *cells: str) -> None:
-        self.rows.append(cells)
+        self.rows.append(tuple(map(printable, cells)))
 
 
 def collectives(found: Analysis) -> Grid | None:
@@ -50,7 +50,7 @@ def collectives(found: Analysis) -> Grid | None:
         sizes = "?" if row.at_least is None else f"< {size(row.below)}" if row.below else f">= {size(row.at_least)}"
         split = [seconds(row.waiting / ranks), seconds(row.transfer / ranks)] if row.partial < row.calls else ["?", "?"]
         exposed = seconds((row.exposed_waiting + row.exposed_transfer) / ranks)
-        speeds = [f"{value:.3g}" if value else "?" for value in (row.busbw, row.best_busbw)]
+        speeds = [f"{value:.3g}" if value and value >= 0.01 else "?" for value in (row.busbw, row.best_busbw)]
         table.add_row(
             row.group, row.kind, sizes, f"{row.calls:,}", seconds(row.total / ranks), *split, exposed, *speeds
         )
@@ -68,7 +68,7 @@ def kernels(found: Analysis) -> Grid | None:
             mine[2] = max(mine[2], kernel.p99)
     if not sums:
         return None
-    whole = sum(total for _, total, _ in sums.values())
+    whole = max(sum(total for _, total, _ in sums.values()), 1)
     table = Grid.of("Kernels (all ranks)", ["kernel"], ["count", "total", "share", "mean", "p99"])
     for name, (count, total, p99) in sorted(sums.items(), key=lambda item: -item[1][1])[:ROWS]:
         cells = [f"{int(count):,}", seconds(total), percent(total / whole), seconds(total / count), seconds(p99)]
@@ -101,11 +101,11 @@ def shapes(found: Analysis) -> Grid | None:
     table = Grid.of(
         f"Operators by shape (rank {facts.rank}{', ' + facts.costs.device if facts.costs.device else ''})",
         ["operator", "shapes"],
-        ["calls", "time", "TFLOP/s", "GB/s", "of the best possible"],
+        ["calls", "time", "GFLOP/s", "GB/s", "of the best possible"],
     )
     for row in facts.costs.shaped[:ROWS]:
         best = f"{percent(row.share)} ({row.bound})" if row.share else "?"
-        rates = [f"{row.flops_per_second / 1e12:.3g}", f"{row.bytes_per_second / 1e9:.3g}"]
+        rates = [f"{row.flops_per_second / 1e9:,.0f}", f"{row.bytes_per_second / 1e9:.3g}"]
         table.add_row(row.name, row.dims[:60], f"{row.count:,}", seconds(row.time), *rates, best)
     return table
 

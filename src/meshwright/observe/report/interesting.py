@@ -48,8 +48,12 @@ def _edges(found: Analysis, place: int, number: int) -> tuple[int, int]:
     facts = found.ranks[place]
     windows = facts.devices[0].windows
     at = int(np.flatnonzero(windows.numbers == number)[0])
-    start, end = (int(windows.edges[at + side]) + facts.base_ns - ahead(found, place) for side in (0, 1))
-    return start, end
+    begins, ends = int(windows.edges[at]), int(windows.edges[at + 1])
+    hosts = [
+        step.host.start for device in facts.breakdown.devices for step in device.steps if step.host.number == number
+    ]
+    shift = facts.base_ns - ahead(found, place)
+    return min([begins, *hosts]) + shift, ends + shift  # the host issues the first work before it runs
 
 
 def ahead(found: Analysis, place: int) -> int:

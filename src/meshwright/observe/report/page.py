@@ -13,7 +13,7 @@ from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.document import document
 from meshwright.observe.report.grids import TITLES, memory, modules, promised, shapes, stretches
 from meshwright.observe.report.interesting import ahead, interesting
-from meshwright.observe.report.terminal import promised_lines
+from meshwright.observe.report.terminal import critical_lines, promised_lines
 from meshwright.observe.report.timeline import timeline
 from meshwright.observe.report.words import short_name
 from meshwright.observe.traces import Trace, read_trace
@@ -27,7 +27,7 @@ PART_COLOURS = {
 KIND_COLOURS = (
     "#3b6ea8", "#2a8b8b", "#1f4e79", "#7d7a2c", "#5b8fc9", "#74a9cf", "#4d7c8a", "#6a8caf", "#a6bddb", "#87b5d6", "#8899aa",
 )  # fmt: skip
-MOST_STEPS, MOST_RANKS = 200, 256
+MOST_STEPS, MOST_RANKS, MOST_ROWS = 200, 256, 50
 
 
 def page(found: Analysis, *, cache: bool = True) -> str:
@@ -62,6 +62,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "timeline": rows,
         "colours": exchange | dict(zip(CLASSES, KIND_COLOURS, strict=True)) | {"copies": "#7d7a2c"},
         "collectives": told["collectives"],
+        "critical": list(critical_lines(found)),
         "kernels": _together(told["ranks"], "kernels"),
         "operators": _together(told["ranks"], "operators"),
         "promised": list(promised_lines(found)),
@@ -96,4 +97,5 @@ def _together(ranks: list[dict[str, Any]], table: str) -> list[list[Any]]:
             mine[1] += row["count"]
             mine[2] += row["total"]
             mine[3] = max(mine[3], row["p99"])
-    return sorted(sums.values(), key=lambda row: -row[2])[:50]
+    whole = max(sum(row[2] for row in sums.values()), 1)
+    return [[*row, row[2] / whole] for row in sorted(sums.values(), key=lambda row: -row[2])[:MOST_ROWS]]

@@ -3,8 +3,8 @@
 | table | rows |
 |-------|------|
 | events, work, collectives, memory, operators, labels | those of the traces (docs/observe.md), with the rank of each |
-| steps | one per rank and step, with its parts in nanoseconds |
-| calls | one per collective of a rank: kind, start, end, bytes, hidden nanoseconds |
+| steps | one per rank and step: its length and parts in nanoseconds |
+| calls | one per collective of a rank: kind, start, stop, step, bytes, hidden nanoseconds |
 | kernels | one per kernel and rank: count, total, percentiles |
 """
 
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.observe.analysis import Analysis
+from meshwright.observe.job.steps import PARTS
 from meshwright.observe.rank.calls import KINDS
 from meshwright.observe.rank.facts import RankFacts
 from meshwright.observe.traces import NONE
 from meshwright.observe.traces.cache import TABLES, parquet_of
 
-STEPS = ("compute", "exposed", "copies", "host_bound", "waiting", "hidden")
-CALLS = ("start", "end", "step", "seq", "bytes", "size", "peer", "hidden")
+CALLS = ("seq", "bytes", "size", "peer", "hidden")
 KERNELS = ("name", "count", "total", "shortest", "median", "p90", "p99", "longest")
 
 
@@ -36,13 +37,16 @@ class Answer:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def ask(ranks: Sequence[RankFacts], query: str) -> Answer:
+def ask(found: Analysis, query: str) -> Answer:
     """What a query answers; it sees tables only, and can change nothing."""
     try:
         import duckdb
         import pyarrow as pa
     except ImportError as error:
         raise InputError(f"needs {error.name}", field="--sql", valid="pip install 'meshwright[observe]'") from None
+    ranks = found.ranks
+    if not ranks:
+        raise InputError("there are no traces to ask", field="--sql")
     with tempfile.TemporaryDirectory() as spare, duckdb.connect() as database:
         folders = {facts.rank: parquet_of(facts.path, spare) for facts in ranks}
         listed = [(str(folder / f"{table}.parquet"), rank) for table in TABLES for rank, folder in folders.items()]
@@ -58,12 +62,14 @@ def ask(ranks: Sequence[RankFacts], query: str) -> Answer:
                 f"create view {name} as select rank, * exclude (filename, rank) "
                 f"from read_parquet([{files}], filename=true) join told.files using (filename)"
             )
-        for name, table in (("steps", _steps(ranks)), ("calls", _calls(ranks)), ("kernels", _kernels(ranks))):
+        for name, table in (("steps", _steps(found)), ("calls", _calls(ranks)), ("kernels", _kernels(ranks))):
             database.register(name, pa.table(table))
         try:
-            found = database.execute(query)
-            columns = tuple(str(column[0]) for column in found.description or ())
-            return Answer(columns, tuple(found.fetchall()))
+            rows = database.execute(query)
+            if rows is None:
+                raise InputError("is no query", field="--sql", valid="such as: show tables")
+            columns = tuple(str(column[0]) for column in rows.description or ())
+            return Answer(columns, tuple(rows.fetchall()))
         except duckdb.Error as error:
             raise InputError(
                 str(error).strip(), field="--sql", valid=f"SQL over {', '.join((*TABLES, 'steps'))}, ..."
@@ -74,23 +80,22 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _steps(ranks: Sequence[RankFacts]) -> dict[str, Any]:
-    every = [(facts.rank, device) for facts in ranks for device in facts.devices]
-    found = {
-        "rank": _together([np.full(len(d.windows.numbers), rank) for rank, d in every]),
-        "device": [str(d.device) for _, d in every for _ in d.windows.numbers],
-        "step": _together([d.windows.numbers for _, d in every]),
-        "start": _together([d.windows.edges[:-1] for _, d in every]),
-        "length": _together([d.windows.lengths for _, d in every]),
-    }
-    return found | {name: _together([getattr(d.windows, name) for _, d in every]) for name in STEPS}
+def _steps(found: Analysis) -> dict[str, Any]:
+    parts = found.across.parts
+    rank, step = np.nonzero(parts.present)
+    made = {"rank": _together([np.array(found.across.ranks)[rank]]), "step": _together([parts.numbers[step]])}
+    return made | {name: _together([getattr(parts, name)[rank, step]]) for name in ("length", *PARTS, "hidden")}
 
 
 def _calls(ranks: Sequence[RankFacts]) -> dict[str, Any]:
     every = [(facts.rank, device.calls) for facts in ranks for device in facts.devices]
+    numbers = [np.append(device.windows.numbers, NONE) for facts in ranks for device in facts.devices]
     found = {
         "rank": _together([np.full(len(calls), rank) for rank, calls in every]),
         "kind": [KINDS[kind] for _, calls in every for kind in calls.kind],
+        "start": _together([calls.start for _, calls in every]),
+        "stop": _together([calls.end for _, calls in every]),
+        "step": _together([number[calls.step] for number, (_, calls) in zip(numbers, every, strict=True)]),
         "process_group": [calls.groups[group].name for _, calls in every for group in calls.group],
         "description": [calls.groups[group].description for _, calls in every for group in calls.group],
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
+from meshwright.observe.rank.work import HOST
 from meshwright.observe.report.diagnosis import Shares, computing, diagnose, shares_of
 from meshwright.observe.report.grids import TITLES, Grid
 from meshwright.observe.report.words import percent, ranks_text, seconds
@@ -23,6 +24,8 @@ KNOWN = 0.2  # of computing: if shapes tell FLOPs of less, a rate would mislead
 def head(found: Analysis) -> str:
     """What was read."""
     ranks = [facts.rank for facts in found.ranks if facts.rank is not None]
+    if not ranks:
+        return ", ".join(f"job {job.name}" for job in found.records) or "snapshots of memory"
     names = list(dict.fromkeys(facts.device_name for facts in found.ranks if facts.device_name))
     events, text = sum(facts.events for facts in found.ranks), sum(facts.text_bytes for facts in found.ranks)
     steps = len(found.across.parts.numbers)
@@ -30,7 +33,7 @@ def head(found: Analysis) -> str:
     world = max((facts.world_size or 0 for facts in found.ranks), default=0)
     if world > len(ranks):
         told[0] += f" of {world}"
-    told += [f"{steps} step{'s' * (steps != 1)}", *names[:3], f"{events:,} events", size(text)]
+    told += [f"{steps} step{'s' * (steps != 1)}", *names[:3], f"{events:,} event{'s' * (events != 1)}", size(text)]
     return ", ".join(told)
 
 
@@ -53,7 +56,11 @@ def lines(found: Analysis) -> Iterator[str]:
         return
     yield ""
     parts = [f"{TITLES[name]} {percent(shares.parts[name])}" for name in PARTS if shares.parts[name] >= 0.0005]
-    what = "a step takes" if found.across.parts.numbers[0] >= 0 else "no steps were marked; the recording takes"
+    what = (
+        "a step takes, on average,"
+        if found.across.parts.numbers[0] >= 0
+        else "no steps were marked; the recording takes"
+    )
     yield f"{what} {seconds(shares.step)}: {', '.join(parts)}"
     yield f"[{bar(shares)}]"
     if shares.hidden >= 0.0005:
@@ -62,7 +69,7 @@ def lines(found: Analysis) -> Iterator[str]:
         yield "computing is " + ", ".join(f"{name} {percent(share)}" for name, share in classes if share >= 0.01)
     yield from _achieved(found)
     yield from _memory(found)
-    yield from _critical(found)
+    yield from critical_lines(found)
     yield ""
     findings = diagnose(found)
     for number, finding in enumerate(findings, 1):
@@ -75,13 +82,23 @@ def lines(found: Analysis) -> Iterator[str]:
         yield "Nothing but computing takes a noticeable part of the step."
 
 
+def _clocks(found: Analysis) -> Iterator[str]:
+    moved = [rank for rank, offset in zip(found.across.ranks, found.across.clocks.offset, strict=True) if offset]
+    if moved:
+        most = int(abs(found.across.clocks.offset).max())
+        yield f"clocks of {ranks_text(moved)} were moved, by {seconds(most)} at most: collectives end together"
+    sizes = {facts.world_size for facts in found.ranks if facts.world_size}
+    if len(sizes) > 1:
+        yield f"files tell of jobs of {' and '.join(map(str, sorted(sizes)))} ranks: are they of one job?"
+
+
 def promised_lines(found: Analysis) -> Iterator[str]:
     """The plan's step beside the measured one, and what would bring them together."""
     if found.promised is None:
         return
     step = found.promised.step
     both = f"{seconds(1e9 * step.predicted)}; measured {seconds(1e9 * step.measured)}"
-    yield f"the plan promised a step of {both} ({step.ratio:.2f}x)"
+    yield f"the plan promised a step of {both} in the median ({step.ratio:.2f}x)"
     for text in found.promised.suggestions:
         yield f"   -> {text}"
 
@@ -92,9 +109,12 @@ def _records(found: Analysis) -> Iterator[str]:
         yield f"job {job.name}: {job.workers} workers, {job.steps} steps of {job.measured:.3g} s"
         if job.cause == "worker":
             named = f"{ranks_text(job.ranks)} {'is' if len(job.ranks) == 1 else 'are'} slow"
-            yield f"   {named}: it explains {percent(job.by_slowest)} of a slow-down of {job.slowdown:.2f}x"
+            yield f"   {named}: it explains {percent(min(job.by_slowest, 1.0))} of a slow-down of {job.slowdown:.2f}x"
         elif job.cause == "stage":
-            shares = f"{percent(job.by_last_stage)} of a slow-down of {job.slowdown:.2f}x goes with the last stage"
+            share = percent(
+                min(job.by_last_stage, 1.0)
+            )  # without it other steps shrink as well: it may be more than all
+            shares = f"{share} of a slow-down of {job.slowdown:.2f}x goes with the last stage"
             yield f"   stage {job.stage} ({ranks_text(job.ranks)}) has more work than the others: {shares}"
         else:
             yield f"   no worker or stage stands out: a step is {job.slowdown:.2f}x what it would be if all were alike"
@@ -115,8 +135,11 @@ def _achieved(found: Analysis) -> Iterator[str]:
     whole = int(found.across.parts.length.sum())
     busy = sum(facts.costs.flops_time for facts in found.ranks)
     if flops and whole and busy > KNOWN * int(found.across.parts.compute.sum()):
-        while_running = f"{flops / max(busy, 1) * 1e-3:.3g} while they run"
-        yield f"operators of known shape do {flops / whole * 1e-3:.3g} TFLOP/s per rank ({while_running})"
+        both = [
+            f"{rate / 1e3:.3g} TFLOP/s" if rate >= 1e3 else f"{rate:.3g} GFLOP/s"
+            for rate in (flops / whole, flops / max(busy, 1))
+        ]
+        yield f"operators of known shape do {both[0]} per rank, {both[1]} while they run"
 
 
 def _memory(found: Analysis) -> Iterator[str]:
@@ -127,7 +150,7 @@ def _memory(found: Analysis) -> Iterator[str]:
         yield f"memory: at most {size(held.allocated)} in use{reserved} within the recording (rank {rank})"
 
 
-def _critical(found: Analysis) -> Iterator[str]:
+def critical_lines(found: Analysis) -> Iterator[str]:
     """The longest step's path, in words."""
     if len(found.ranks) < 2 or not found.paths:
         return
@@ -144,12 +167,18 @@ def notes(found: Analysis) -> Iterator[str]:
         yield f"skipped {broken.path}: {broken.why}"
     yield from found.promised.notes if found.promised else ()
     yield from dict.fromkeys(map(str, (*found.notes, *found.across.aligned.notes, *found.across.aligned.matched.notes)))
+    yield from _clocks(found)
     same: dict[str, list[int]] = defaultdict(list)
     for facts in found.ranks:
         for note in facts.notes:
             same[str(note)].append(facts.rank or 0)
         if outside := sum(device.windows.outside for device in facts.devices):
-            same[f"{outside:,} kernels and copies were launched outside of every marked step"].append(facts.rank or 0)
+            what = "operators ran" if facts.devices[0].device == HOST else "kernels and copies were launched"
+            same[f"{outside:,} {what} outside of every marked step"].append(facts.rank or 0)
+        if len(facts.devices) > 1:
+            same[f"{len(facts.devices)} devices; the busiest is told, --sql has the events of all"].append(
+                facts.rank or 0
+            )
     for text, ranks in same.items():
         yield f"{ranks_text(ranks)}: {text}"
 

@@ -52,13 +52,22 @@ def ranks_text(numbers: Iterable[int]) -> str:
     return f"rank{'s' * (len(every) != 1)} {span_of(every)}"
 
 
+def printable(text: str) -> str:
+    """Text from a file, fit for a terminal: control characters would be obeyed.
+
+    >>> printable("gemm\x1b[31m")
+    'gemm?[31m'
+    """
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
 def short_name(kernel: str, width: int = 60) -> str:
     """A kernel's name without what templates and arguments add to it, but for the functor that tells what it does.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>(int, float)")
     'at::native::vectorized_elementwise_kernel FillFunctor'
     """
-    name = kernel.removeprefix("void ")
+    name = printable(kernel).removeprefix("void ")
     depth, kept = 0, []
     for sign in name:
         depth += (sign in "<(") - (sign in ">)")
