@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.observe.job.across import across
-from meshwright.observe.job.slowness import excess, slow
+from meshwright.observe.job.slowness import FEW, excess, slow
 from meshwright.observe.job.stragglers import EVERYTHING, Stragglers, stragglers
 from tests.observe.jobs import Collective, Compute, Op, Step, as_facts, data_parallel, pipelined, simulate
 
@@ -53,7 +53,7 @@ def test_how_often_noise_is_taken_for_slowness() -> None:
 def test_the_slow_rank_is_named_with_its_class_and_step(
     seed: int, ranks: int, steps: int, spread: float, slower: float, which: int, since: int
 ) -> None:
-    which, since = which % ranks, min(since, steps - 4)
+    which, since = which % ranks, min(since, steps - FEW)  # of fewer slow steps, more is asked
     made = noisy(np.random.default_rng(seed), ranks, steps, spread)
     made[which, since:] = (made[which, since:] * slower).astype(np.int64)
     found = named(data_parallel(ranks, steps, lambda rank, step: int(made[rank, step])))

@@ -70,14 +70,22 @@ def slow(over: Floats, least: float) -> Slow:
     )
     own = np.median(np.abs(over - np.where(later, level[:, None], before[:, None])), axis=1)
     noise = MEDIAN * SPREAD * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
-    usual = np.median(over, axis=1)
-    usual = usual[alike(usual)]
-    between = SPREAD * float(np.median(np.abs(usual - np.median(usual)))) if ranks > 2 else 0.0
+    between = _between(np.median(over, axis=1))
     times = np.where(steps - since < FEW, SURER, SURE)
     sure = level >= np.maximum(least, times * np.maximum(noise, between))
     if steps < SHORTEST and ranks < 4:
         sure[:] = False  # neither steps nor ranks tell what is usual
     return Slow(sure, level, since)
+
+
+def _between(usual: Floats) -> Floats:
+    """How much the others differ among each other, for each rank: of three, a slow one would count as noise itself."""
+    if len(usual) < 3:
+        return np.zeros(len(usual))
+    good = alike(usual)
+    if len(usual) > 3:
+        return np.full(len(usual), SPREAD * float(np.median(np.abs(usual[good] - np.median(usual[good])))))
+    return np.array([abs(np.diff(np.delete(usual, rank))[0]) for rank in range(3)])
 
 
 def _changes(over: Floats) -> Ints:

@@ -49,7 +49,7 @@ def collectives(found: Analysis) -> Grid | None:
     for row in rows[:ROWS]:
         sizes = "?" if row.at_least is None else f"< {size(row.below)}" if row.below else f">= {size(row.at_least)}"
         split = [seconds(row.waiting / ranks), seconds(row.transfer / ranks)] if row.partial < row.calls else ["?", "?"]
-        exposed = seconds((row.exposed_waiting + row.exposed_transfer) / ranks)
+        exposed = seconds((row.exposed_waiting + row.exposed_transfer + row.exposed_bubble) / ranks)
         speeds = [f"{value:.3g}" if value and value >= 0.01 else "?" for value in (row.busbw, row.best_busbw)]
         table.add_row(
             row.group, row.kind, sizes, f"{row.calls:,}", seconds(row.total / ranks), *split, exposed, *speeds
