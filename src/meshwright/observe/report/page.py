@@ -8,13 +8,13 @@ from importlib import resources
 from typing import Any
 
 from meshwright.observe.analysis import Analysis
-from meshwright.observe.rank.calls import SPELLINGS
+from meshwright.observe.rank.calls import KINDS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.document import document
 from meshwright.observe.report.grids import TITLES, memory, modules, promised, shapes, stretches
 from meshwright.observe.report.interesting import ahead, interesting
 from meshwright.observe.report.terminal import critical_lines, promised_lines
-from meshwright.observe.report.timeline import timeline
+from meshwright.observe.report.timeline import WAITING, timeline
 from meshwright.observe.report.words import short_name
 from meshwright.observe.traces import Trace, read_trace
 from meshwright.observe.traces.cache import read_cached
@@ -43,9 +43,11 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     if window:
         moved = {rank: ahead(found, place) for place, rank in enumerate(found.across.ranks)}
-        rows = timeline(read_ranks(found, window.ranks, cache), window, moved)
+        rows = timeline(read_ranks(found, window.ranks, cache), found.across, window, moved)
     tables = (*promised(found), shapes(found), modules(found), stretches(found), memory(found))
-    exchange = dict.fromkeys((kind.replace("_", "-") for kind in (*SPELLINGS, "other")), "#c4622d")
+    kernels = dict(zip(CLASSES, KIND_COLOURS, strict=True)) | {"copies": PART_COLOURS["copies"]}
+    words = [kind.replace("_", "-") for kind in KINDS]
+    exchange = {WAITING: PART_COLOURS["waiting"]} | dict.fromkeys(words, PART_COLOURS["transfer"])
     return {
         "title": told["title"],
         "step": told["step"],
@@ -60,7 +62,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
         "window": window.why if window else "",
         "span": (window.end - window.start) / 1e9 if window else 0,
         "timeline": rows,
-        "colours": exchange | dict(zip(CLASSES, KIND_COLOURS, strict=True)) | {"copies": "#7d7a2c"},
+        "colours": exchange | kernels,
         "collectives": told["collectives"],
         "critical": list(critical_lines(found)),
         "kernels": _together(told["ranks"], "kernels"),

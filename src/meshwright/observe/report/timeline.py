@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.rank.calls import kind_of
+from meshwright.observe.job.across import Across
+from meshwright.observe.rank.calls import KINDS
 from meshwright.observe.rank.classes import kernel_class
 from meshwright.observe.rank.work import COMMUNICATES, COPIES, Work, work_of
 from meshwright.observe.report.perfetto import Window
@@ -16,27 +17,49 @@ from meshwright.observe.report.words import short_name
 from meshwright.observe.traces import Trace
 
 MOST = 3_000  # boxes of a rank's row
+WAITING = "waiting for ranks"
 Ints = NDArray[np.int64]
 
 
-def timeline(traces: Iterable[tuple[int, Trace]], window: Window, ahead: dict[int, int]) -> list[dict[str, Any]]:
+def timeline(
+    traces: Iterable[tuple[int, Trace]], job: Across, window: Window, ahead: dict[int, int]
+) -> list[dict[str, Any]]:
     """Of each rank two rows, computing and copies above communication: boxes [kind, start, end, label] in seconds."""
     rows: list[dict[str, Any]] = []
     for rank, trace in traces:
         works = work_of(trace)
         if works:
-            rows += _rows(rank, trace, works[0], window, trace.base_ns - ahead.get(rank, 0) - window.start)
+            shift = trace.base_ns - ahead.get(rank, 0) - window.start
+            rows.append({"name": f"rank {rank}", "events": _computing(trace, works[0], window, shift)})
+        if boxes := _exchange(job, job.ranks.index(rank), window):
+            rows.append({"name": "  exchange", "events": boxes})
     return rows
 
 
-def _rows(rank: int, trace: Trace, work: Work, window: Window, shift: int) -> list[dict[str, Any]]:
-    inside = work.some((work.starts + shift < window.end - window.start) & (work.ends + shift > 0))
-    communicates = inside.kind == COMMUNICATES
-    return [
-        {"name": name, "events": _boxes(trace, inside.some(chosen), shift)}
-        for name, chosen in ((f"rank {rank}", ~communicates), ("  exchange", communicates))
-        if name.startswith("rank") or chosen.any()
-    ]
+def _exchange(job: Across, place: int, window: Window) -> list[list[Any]]:
+    """Each call, what of it is waiting for other ranks apart from the rest."""
+    aligned = job.aligned
+    mine = slice(*aligned.matched.firsts[place : place + 2].tolist())
+    begun = job.clocks.origin - window.start
+    boxes: list[list[Any]] = []
+    for start, end, waits, kind in zip(
+        (aligned.start[mine] + begun).tolist(),
+        (aligned.end[mine] + begun).tolist(),
+        aligned.waiting[mine].tolist(),
+        aligned.matched.kind[mine].tolist(),
+        strict=True,
+    ):
+        if end > 0 and start < window.end - window.start:
+            word = KINDS[kind].replace("_", "-")
+            if waits:
+                boxes.append([WAITING, start / 1e9, (start + waits) / 1e9, f"waits for others in {word}"])
+            boxes.append([word, (start + waits) / 1e9, end / 1e9, word])
+    return boxes[:MOST]
+
+
+def _computing(trace: Trace, work: Work, window: Window, shift: int) -> list[list[Any]]:
+    inside = (work.starts + shift < window.end - window.start) & (work.ends + shift > 0)
+    return _boxes(trace, work.some(inside & (work.kind != COMMUNICATES)), shift)
 
 
 def _boxes(trace: Trace, work: Work, shift: int) -> list[list[Any]]:
@@ -64,6 +87,4 @@ def _boxes(trace: Trace, work: Work, shift: int) -> list[list[Any]]:
 
 
 def _kind(name: str, kind: int) -> str:
-    if kind == COMMUNICATES:
-        return kind_of(name).replace("_", "-")
     return "copies" if kind == COPIES else kernel_class(name)
