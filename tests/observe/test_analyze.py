@@ -88,6 +88,14 @@ def test_broken_double_and_nameless_files_are_told(tmp_path: Path) -> None:
     assert "the packed data is cut off" in told or "ends in the middle" in told
 
 
+@pytest.mark.parametrize("rank", [-3, 1e30, "x"])
+def test_a_rank_that_is_none_is_told(rank: object, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(small(None, [(0, 5)], distributedInfo={"rank": rank}))
+    found = mw.analyze(tmp_path, cache=False)
+    assert found.ranks[0].rank == 0
+    assert f"rank 0: distributedInfo tells no rank, but {rank!r}" in list(notes(found))
+
+
 def test_nothing_to_read_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(mw.InputError, match="holds no traces"):
         mw.analyze(tmp_path)

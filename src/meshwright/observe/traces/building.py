@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import shorten
 from meshwright.observe.traces.ascend import is_ascend, refined
 from meshwright.observe.traces.categories import category
 from meshwright.observe.traces.columns import NAMES, TABLES, Events, Kind, Scanned, keys_of
@@ -27,6 +28,9 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
     wrong = _wrong(scanned, [number for number, (_, right) in enumerate(decoded) if not right])
     words, categories = _categories(columns.category, [text for text, _ in decoded])
     rank, rank_from = rank_of(header, path)
+    told = header.get("distributedInfo")
+    if isinstance(told, dict) and told.get("rank") is not None and rank_from != "distributedInfo":
+        notes = [*notes, Note(f"distributedInfo tells no rank, but {shorten(repr(told['rank']), 20)}")]
     tables = [
         _table(kind, table, number_of, len(scanned.texts)) for kind, table in zip(TABLES, scanned.tables, strict=True)
     ]
