@@ -13,7 +13,7 @@ import zstandard
 
 from meshwright.errors import InputError
 from meshwright.observe.rank.breakdown import breakdown
-from meshwright.observe.traces import Trace, duplicate_ranks, files, rank_of, read_trace
+from meshwright.observe.traces import Trace, files, rank_of, read_trace
 
 EVENTS = [
     {"ph": "X", "cat": "kernel", "name": f"k{i % 7}", "pid": 0, "tid": 7, "ts": i, "dur": 1} for i in range(20_000)
@@ -149,10 +149,6 @@ def test_ranks_in_names_of_files(name: str, rank: int | None) -> None:
 @pytest.mark.parametrize("told", [{"rank": "3"}, {"rank": True}, {"rank": -1}, {}, [], None, "rank"])
 def test_a_rank_that_is_none_is_not_believed(told: object) -> None:
     assert rank_of({"distributedInfo": told}, "x_rank5.json") == (5, "file name")
-
-
-def test_files_that_claim_the_same_rank() -> None:
-    assert duplicate_ranks([("a", 1), ("b", 0), ("c", 1), ("d", None), ("e", None)]) == {1: ["a", "c"]}
 
 
 def read(tmp_path: Path, events: list[object], **more: object) -> Trace:

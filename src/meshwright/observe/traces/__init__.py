@@ -3,8 +3,8 @@
 from meshwright.observe.traces.cache import read_cached
 from meshwright.observe.traces.categories import Category
 from meshwright.observe.traces.columns import NONE
-from meshwright.observe.traces.ranks import duplicate_ranks, rank_of
+from meshwright.observe.traces.ranks import rank_of
 from meshwright.observe.traces.reading import read_trace
 from meshwright.observe.traces.trace import Note, Trace, Track
 
-__all__ = ["NONE", "Category", "Note", "Trace", "Track", "duplicate_ranks", "rank_of", "read_cached", "read_trace"]
+__all__ = ["NONE", "Category", "Note", "Trace", "Track", "rank_of", "read_cached", "read_trace"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
@@ -35,16 +34,3 @@ def rank_of(header: dict[str, Any], name: str) -> tuple[int | None, str]:
     if (found := LAST.search(name)) and len(PARTS.findall(name)) < 2:
         return int(found[1]), "file name"
     return None, ""
-
-
-def duplicate_ranks(ranks: Iterable[tuple[str, int | None]]) -> dict[int, list[str]]:
-    """The files of each rank that more than one file claims to be.
-
-    >>> duplicate_ranks([("a.json", 0), ("b.json", 0), ("c.json", 1), ("d.json", None)])
-    {0: ['a.json', 'b.json']}
-    """
-    files: dict[int, list[str]] = {}
-    for file, rank in ranks:
-        if rank is not None:
-            files.setdefault(rank, []).append(file)
-    return {rank: names for rank, names in sorted(files.items()) if len(names) > 1}
