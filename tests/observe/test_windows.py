@@ -84,6 +84,7 @@ def late(work: Work, now: int) -> bool:
     return launch != NONE and launch > since and now < issued
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=8), st.lists(st.integers(-5, 60), max_size=5)
 )
