@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +16,6 @@ from hypothesis import strategies as st
 from meshwright.errors import InputError
 from meshwright.observe.job.records import RecordedJob, find_records, read_records, study
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 FOLDER = Path("tests/data/traces/straggler")
 NEAR = 2e-6  # relative: the published analysis keeps times as 32-bit floats
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.observe.seen import look_in, short  # noqa: E402
+from tests.observe.seen import look_in, short
 
 
 class Holder:

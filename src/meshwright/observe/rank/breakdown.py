@@ -1,4 +1,4 @@
-"""Where a rank's time went: per device, and per step."""
+"""Where a rank's time went: per device, and per step by what the step launched."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.rank.communication import COMMUNICATION, communication_kernels
+from meshwright.observe.rank.communication import COMMUNICATION
 from meshwright.observe.rank.intervals import length
-from meshwright.observe.rank.steps import Membership, Span, host_steps, steps_of
-from meshwright.observe.traces import Category, Trace
+from meshwright.observe.rank.steps import Span, host_steps
+from meshwright.observe.rank.windows import members
+from meshwright.observe.rank.work import COMMUNICATES, COMPUTE, COPIES, HOST, Work, work_of
+from meshwright.observe.traces import NONE, Trace
 
-COMPUTE, COMMUNICATES, COPIES = 0, 1, 2
 Ints = NDArray[np.int64]
 
 
@@ -87,43 +88,36 @@ def breakdown(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> B
     >>> breakdown(read_trace("tests/data/traces/hta/triton_example.json.gz")).devices[0].shares.busy
     1760
     """
-    rows = trace.complete(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-    kind = np.where(trace.events.category[rows] == Category.KERNEL, COMPUTE, COPIES)
-    kind[communication_kernels(trace, communication)[rows]] = COMMUNICATES
-    steps = host_steps(trace)
-    members = steps_of(trace, rows, steps)
-    pids = list(dict.fromkeys(track.pid for track in trace.tracks))
-    pid_of = np.array([pids.index(track.pid) for track in trace.tracks], np.int64)
-    place = pid_of[trace.events.track[rows]] if len(rows) else rows
-    devices = [
-        _device(trace, pids[pid], rows[mine], kind[mine], steps, Membership(members.step[mine], members.launched[mine]))
-        for pid in np.unique(place)
-        if len(mine := np.flatnonzero(place == pid))
-    ]
+    return of_work(trace, work_of(trace, communication), host_steps(trace))
+
+
+def of_work(trace: Trace, works: tuple[Work, ...], steps: tuple[Span, ...]) -> Breakdown:
+    """The same where the work of each device is known already."""
+    devices = [_device(trace, work, steps) for work in works if work.device != HOST]
     return Breakdown(trace.rank, tuple(sorted(devices, key=lambda device: str(device.pid))))
 
 
-def _device(
-    trace: Trace, pid: int | float | str | None, rows: Ints, kind: Ints, steps: tuple[Span, ...], members: Membership
-) -> Device:
-    starts = trace.events.ts[rows]
-    ends = starts + trace.events.dur[rows]
-    kernels = kind != COPIES
+def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> Device:
+    kernels, member = work.kind != COPIES, members(work, steps)
     return Device(
-        pid=pid,
-        shares=shares(starts, ends, kind),
-        events=len(rows),
+        pid=work.device,
+        shares=shares(work.starts, work.ends, work.kind),
+        events=len(work),
         kernels=int(kernels.sum()),
-        communication_kernels=int((kind == COMMUNICATES).sum()),
-        streams=int(np.count_nonzero(np.bincount(trace.events.track[rows]))),
-        kernel_time=int((ends - starts)[kernels].sum()),
+        communication_kernels=int((work.kind == COMMUNICATES).sum()),
+        streams=int((np.bincount(trace.events.track[work.rows]) > 0).sum()),
+        kernel_time=int((work.ends - work.starts)[kernels].sum()),
         steps=tuple(
-            Step(step, shares(starts[mine], ends[mine], kind[mine]) if mine.any() else None, int(mine.sum()))
+            Step(
+                step,
+                shares(work.starts[mine], work.ends[mine], work.kind[mine]) if mine.any() else None,
+                int(mine.sum()),
+            )
             for place, step in enumerate(steps)
-            for mine in [members.step == place]
+            for mine in [member == place]
         ),
-        without_launch=int((~members.launched).sum()),
-        outside_steps=int((members.step < 0).sum()),
+        without_launch=int((work.launch == NONE).sum()),
+        outside_steps=int((member < 0).sum()),
     )
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.rank.breakdown import Breakdown, breakdown
+from meshwright.observe.rank.breakdown import Breakdown, of_work
 from meshwright.observe.rank.calls import Calls, calls_of
 from meshwright.observe.rank.classes import CLASSES, classes_of
 from meshwright.observe.rank.holders import Held, held_at_peak
 from meshwright.observe.rank.issued import Issued, issued
 from meshwright.observe.rank.kernels import Kernel, kernel_table
 from meshwright.observe.rank.launches import Launches, launches_of
+from meshwright.observe.rank.memory import Peak, device_peak
 from meshwright.observe.rank.modules import Modules, modules_of
 from meshwright.observe.rank.nesting import nest
 from meshwright.observe.rank.operators import Operators, operators_of
@@ -60,7 +61,8 @@ class RankFacts:
     operators: tuple[Kernel, ...]  # time on the host
     costs: Operators  # of operators: time on the device, and what their shapes ask for
     modules: Modules
-    memory: Held | None  # None where allocations were not recorded
+    peak: Peak | None  # of memory; None where allocations were not recorded
+    memory: Held | None  # who held it then
     notes: tuple[Note, ...]
 
 
@@ -89,12 +91,13 @@ def digest(trace: Trace) -> RankFacts:
         base_ns=trace.base_ns,
         events=len(trace.events),
         text_bytes=trace.text_bytes,
-        breakdown=breakdown(trace),
+        breakdown=of_work(trace, works, steps),
         devices=tuple(_device(trace, work, steps, host) for work in works),
         kernels=kernel_table(trace),
         operators=tuple(sorted((row.host for row in costs.table), key=lambda row: (-row.total, row.name))),
         costs=costs,
         modules=modules_of(trace, host),
+        peak=device_peak(trace),
         memory=held_at_peak(trace, host),
         notes=(*trace.notes, UNSEEN) if on_host and first else trace.notes,
     )

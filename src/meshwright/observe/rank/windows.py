@@ -102,7 +102,7 @@ def _edges(work: Work, steps: tuple[Span, ...], member: Ints) -> tuple[Ints, Int
 def members(work: Work, steps: tuple[Span, ...]) -> Ints:
     """The place among the steps of the one that launched each piece of work, -1 for none."""
     if not steps:
-        return np.zeros(len(work), np.int64)
+        return np.full(len(work), -1)
     times = np.where(work.launch == NONE, work.starts, work.launch)
     starts, ends = (np.array([getattr(step, side) for step in steps]) for side in ("start", "end"))
     step = np.searchsorted(starts, times, side="right") - 1

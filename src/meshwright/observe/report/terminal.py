@@ -143,10 +143,10 @@ def _achieved(found: Analysis) -> Iterator[str]:
 
 
 def _memory(found: Analysis) -> Iterator[str]:
-    told = [(facts.memory, facts.rank) for facts in found.ranks if facts.memory]
+    told = [(facts.memory, facts.peak, facts.rank) for facts in found.ranks if facts.memory and facts.peak]
     if told:
-        held, rank = max(told, key=lambda pair: pair[0].allocated)
-        reserved = f" of {size(held.reserved)} reserved" if held.reserved >= 0 else ""
+        held, peak, rank = max(told, key=lambda one: one[0].allocated)
+        reserved = f", {size(peak.reserved)} reserved," if peak.reserved >= 0 else ""
         yield f"memory: at most {size(held.allocated)} in use{reserved} within the recording (rank {rank})"
 
 

@@ -62,8 +62,8 @@ class Full:
             thread.busy = True
             try:
                 usual = recorder.on and seen.thing() is thing and seen.same(seen.items(thing))
-            except Exception:
-                usual = False  # which is looked into again, and said
+            except Exception:  # of the program's own __eq__, __len__ or properties: `start` looks again, and says it
+                usual = False
             finally:
                 thread.busy = False
             if usual:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -39,46 +40,34 @@ class Mark:
 
 
 class _Facts(Mark):
-    """Of something whose state is a few numbers."""
+    """Of something whose state is a few facts, which a function takes from it."""
 
-    __slots__ = ("facts",)
+    __slots__ = ("facts", "take")
     deep = True
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, take: Callable[[Any], tuple[object, ...]]) -> None:
         super().__init__(value)
-        self.facts = self.now(value)
+        self.take, self.facts = take, take(value)
 
     def same(self, value: Any) -> bool:
-        return self.now(value) == self.facts
-
-    def now(self, value: Any) -> tuple[object, ...]:
-        raise NotImplementedError
+        return self.take(value) == self.facts
 
 
-class _Tensor(_Facts):
-    __slots__ = ()
-
-    def now(self, value: Any) -> tuple[object, ...]:
-        return version(value), value.shape, value.data_ptr() if _has_memory(value) else 0
+def _of_tensor(value: Any) -> tuple[object, ...]:
+    return version(value), value.shape, value.data_ptr() if _has_memory(value) else 0
 
 
 def _has_memory(value: Any) -> bool:
     return type(value).__name__ in ("Tensor", "Parameter") and value.layout is sys.modules["torch"].strided
 
 
-class _Array(_Facts):
-    __slots__ = ()
-
-    def now(self, value: Any) -> tuple[object, ...]:
-        looked_at = value if value.nbytes <= HASHED else value.flat[:LOOKED_AT]
-        return value.shape, value.dtype, value.ctypes.data, hash(looked_at.tobytes())
+def _of_array(value: Any) -> tuple[object, ...]:
+    looked_at = value if value.nbytes <= HASHED else value.flat[:LOOKED_AT]
+    return value.shape, value.dtype, value.ctypes.data, hash(looked_at.tobytes())
 
 
-class _Bytes(_Facts):
-    __slots__ = ()
-
-    def now(self, value: Any) -> tuple[object, ...]:
-        return len(value), hash(bytes(value[:HASHED]))
+def _of_bytes(value: Any) -> tuple[object, ...]:
+    return len(value), hash(bytes(value[:HASHED]))
 
 
 class _Items(Mark):
@@ -145,7 +134,7 @@ def mark_of(value: object) -> Mark:
     if isinstance(value, list | dict | set | deque):
         return _Items(value)
     if is_tensor(value):
-        return _Tensor(value)
+        return _Facts(value, _of_tensor)
     if is_array(value):
-        return _Array(value)
-    return _Bytes(value) if isinstance(value, bytearray) else Mark(value)
+        return _Facts(value, _of_array)
+    return _Facts(value, _of_bytes) if isinstance(value, bytearray) else Mark(value)
