@@ -11,33 +11,56 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from meshwright import cost, export
-from meshwright.cluster import Cluster
+from meshwright import export
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
-from meshwright.model import Layer, Model, Slice
-from meshwright.plan import Job, Plan, Schedule, Strategy
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from meshwright import cost
+    from meshwright.cluster import Cluster
     from meshwright.cost.estimate import Estimate
     from meshwright.export.contract import Exported
+    from meshwright.model import Layer, Model, Slice
     from meshwright.observe.analysis import Analysis
     from meshwright.observe.watch.session import Watch
+    from meshwright.plan import Job, Plan, Schedule, Strategy
+
+# Rooms, and the room of each noun: loaded when they are first asked for, since a question about a trace needs none of them.
+ROOMS = ("cluster", "cost", "model", "plan")
+NOUNS = {
+    "Cluster": "cluster", "Job": "plan", "Layer": "model", "Model": "model", "Plan": "plan", "Schedule": "plan",
+    "Slice": "model", "Strategy": "plan",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ROOMS:
+        return import_module(f"meshwright.{name}")
+    if name in NOUNS:
+        return getattr(import_module(f"meshwright.{NOUNS[name]}"), name)
+    raise AttributeError(f"module 'meshwright' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *ROOMS, *NOUNS})
 
 
 def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright") -> Estimate:
     """Step time, throughput, utilisation, memory and timeline of a plan, as a given framework would run it.
 
+    >>> from meshwright import Cluster, Job, Model
     >>> job = Job(Model.preset("llama3-8b"), Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
     >>> estimate(job, {"zero": 3}).fits
     True
     """
     from meshwright.cost.estimate import estimate as price  # numpy only when it is needed
+    from meshwright.plan import Job, Plan
 
     if not isinstance(job, Job):
         raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
@@ -57,6 +80,7 @@ def train(
     `tell` gets every event as it happens. Options are those of `meshwright train`: lr, seed, output, resume, ...
     (`meshwright.run.options.Training`).
 
+    >>> from meshwright import Cluster, Job, Model, Plan
     >>> job = Job(Model.preset("tiny-llama"), Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
     >>> events = train(Plan.of({"micro_batches": 2}, job), steps=2)
     >>> [event["step"] for event in events if event["event"] == "step"]
@@ -121,8 +145,8 @@ def analyze(
     return look(paths, plan=plan, workers=workers, ray=ray, cache=cache, tell=tell or (lambda done, of: None))
 
 
-class _PlanRoom(ModuleType):
-    """`meshwright.plan` is a room, and the verb that fills one of its documents."""
+class PlanRoom(ModuleType):
+    """`meshwright.plan` is a room, and the verb that fills one of its documents; it takes this class when it is loaded."""
 
     def __call__(
         self,
@@ -136,6 +160,7 @@ class _PlanRoom(ModuleType):
         headroom: float = 0.0,
     ) -> Plan:
         """The best plan for a job, with its proof in `search` and its cost in `estimate`."""
+        from meshwright.plan import Job
         from meshwright.search.planner import plan  # numpy only when it is needed
 
         if not isinstance(job, Job):
@@ -143,20 +168,20 @@ class _PlanRoom(ModuleType):
         return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver, headroom=headroom).plan
 
 
-class _ExportRoom(ModuleType):
+class ExportRoom(ModuleType):
     """`meshwright.export` is a room, and the verb that it holds."""
 
     def __call__(self, plan: Plan, name: str) -> Exported:
         """A plan in the words of a framework: `meshwright.export(plan, "megatron").files`."""
         from meshwright.export.formats import export
+        from meshwright.plan import Plan
 
         if not isinstance(plan, Plan):
             raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan")
         return export(plan.resolve(), plan, name)
 
 
-sys.modules["meshwright.plan"].__class__ = _PlanRoom
-sys.modules["meshwright.export"].__class__ = _ExportRoom
+sys.modules["meshwright.export"].__class__ = ExportRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",

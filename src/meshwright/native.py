@@ -42,21 +42,22 @@ def compiler() -> str:
 
 
 @cache
-def loaded(source: str) -> Any:
-    """C source, built and loaded.
+def loaded(source: str, include: str = "") -> Any:
+    """C source, built and loaded; `include` is a folder of headers that it needs.
 
     >>> if compiler():
     ...     assert loaded("int twice(int x) { return 2 * x; }").twice(21) == 42
     """
     try:
-        return ctypes.CDLL(str(_shared_object(source)))
+        return ctypes.CDLL(str(_shared_object(source, include)))
     except (OSError, subprocess.SubprocessError) as error:  # no room, a folder without execution, a compiler that hangs
         raise BuildError(f"C could not be built or loaded: {error}") from error
 
 
-def _shared_object(source: str) -> Path:
+def _shared_object(source: str, include: str) -> Path:
     """The file, built unless an earlier process has: written aside and renamed, so that no process sees half of it."""
-    key = hashlib.sha256("\n".join([source, _compiler_version(), repr((FLAGS, FASTEST_FIRST)), _cpu()]).encode())
+    flags = (*FLAGS, f"-I{include}") if include else FLAGS
+    key = hashlib.sha256("\n".join([source, _compiler_version(), repr((flags, FASTEST_FIRST)), _cpu()]).encode())
     folder = _cache_folder()
     path = folder / f"{key.hexdigest()[:32]}.so"
     if path.exists():
@@ -65,7 +66,7 @@ def _shared_object(source: str) -> Path:
         text, made = Path(aside) / "source.c", Path(aside) / "made.so"
         text.write_text(source)
         for speed in FASTEST_FIRST:
-            command = [compiler(), *speed, *FLAGS, str(text), "-o", str(made), "-lm"]
+            command = [compiler(), *speed, *flags, str(text), "-o", str(made), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
             if done.returncode == 0:
                 made.replace(path)

@@ -83,7 +83,7 @@ def test_a_library_that_cannot_be_loaded_is_told_and_replaced(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_cache / "broken.so").write_bytes(b"half of a file")
-    monkeypatch.setattr(native, "_shared_object", lambda _: empty_cache / "broken.so")
+    monkeypatch.setattr(native, "_shared_object", lambda *_: empty_cache / "broken.so")
     with pytest.warns(UserWarning, match=r"codec onebit runs in NumPy: .*broken\.so"):
         assert isinstance(codec("onebit").batch([10]), PortableBatch)
 
