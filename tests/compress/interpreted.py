@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from meshwright.compress import Codec, codecs
+from meshwright.compress import Codec, codecs, lowrank_device, triton_lowrank
 from meshwright.compress.language import choose, half, index, larger, magnitude, mean, spread, total, uniform, where
 from meshwright.errors import InputError
 from tests.compress.against import NAMES, bad_numbers_stay_alone, compare, drawn
+from tests.compress.against_lowrank import (
+    bad_numbers_are_told_and_do_not_stay,
+    columns_become_orthonormal,
+    steps_are_as_the_paper_says,
+)
 
 CPU = torch.device("cpu")
 TILE = 512
@@ -146,3 +152,29 @@ def test_buffers_that_do_not_fit_are_refused() -> None:
     codec = batch(codecs()["int8"], [100])
     with pytest.raises(InputError, match="gradients"):
         codec.encode(torch.zeros(99), codec.new_message())
+
+
+@pytest.fixture
+def short_columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter adds up one number after the other; and short columns have more than one part."""
+    monkeypatch.setattr(triton_lowrank, "COLUMN", 64)
+    lowrank_device.kernels.cache_clear()
+    yield
+    lowrank_device.kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("short_columns")
+def test_low_rank_steps_are_as_the_paper_says() -> None:
+    """Rows and columns beside every tile's, two chunks of rows, gradients that are sent as they are, a smaller rank."""
+    steps_are_as_the_paper_says([(150, 20), (17,), (2, 600)], 3, "cpu", steps=2)
+
+
+@pytest.mark.usefixtures("short_columns")
+@pytest.mark.parametrize(("rows", "rank"), [(40, 2), (100, 3)])
+def test_columns_become_orthonormal(rows: int, rank: int) -> None:
+    columns_become_orthonormal(rows, rank, "cpu")
+
+
+@pytest.mark.usefixtures("short_columns")
+def test_bad_numbers_of_low_rank_are_told() -> None:
+    bad_numbers_are_told_and_do_not_stay("cpu")

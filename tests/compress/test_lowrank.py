@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from meshwright.compress import codec, codecs
-from meshwright.compress.lowrank import LowRank, orthogonal
+from meshwright.compress.lowrank import LowRank
+from meshwright.compress.lowrank_each import orthogonal
 from meshwright.compress.lowrank_passes import NativePasses, TorchPasses, passes
 from meshwright.errors import InputError
 from meshwright.native import compiler

@@ -3,8 +3,8 @@
 Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once, the last one writes
 the message, decoding reads the message and writes the numbers. A sample of which a threshold is searched counts once: it is
 so small that all rounds but the first find it in a cache. On a CUDA device all kernels of one call are captured in a
-graph, so that the device is measured and not Python; PowerSGD, which asks the host in between, is timed from outside. On a
-CPU one thread copies and encodes.
+graph, so that the device is measured and not Python; PowerSGD of a rank at which it asks the host in between is timed from
+outside. On a CPU one thread copies and encodes.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ class Bench:
         factors = codec(used.options["factors"]) if used.options["factors"] else None
         counts = [sum(low.firsts), sum(low.seconds)]
         sent = factors.bytes(counts) if factors else 4 * sum(counts)
-        encode = wall(lambda: low.second(low.first(numbers, residual)), 9)
+        timed = wall if low.asks_host else seconds
+        encode = timed(lambda: low.second(low.first(numbers, residual)), 9)
         factor = low.second(low.first(numbers, residual)).clone()
-        decode = wall(lambda: low.finish(factor), 9)
-        looked = 2 * size + (0 if residual is None else 2 * size)
+        decode = timed(lambda: low.finish(factor), 9)
+        looked = 2 * size + (0 if residual is None else 2 * size)  # the residual is read, the sum written
         return Speed(name, size / sent, encode, decode, looked + 4 * sum(counts), size + 4 * sum(counts))
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.compress.lowrank_passes import passes
+from meshwright.compress.lowrank_device import device_rounds
+from meshwright.compress.lowrank_each import EachMatrix
 from meshwright.errors import InputError
-
-_Part = tuple[Tensor, Tensor | None, int, Tensor, Tensor]
 
 
 class LowRank:
@@ -42,14 +41,17 @@ class LowRank:
         # Numbers of each gradient in the first message (P, or the gradient itself) and in the second.
         self.firsts = [rows * (r or columns) for (rows, columns), r in pairs]
         self.seconds = [columns * r for (_, columns), r in pairs]
-        self._passes = passes(torch.device(device).type)
         self._p = torch.zeros(sum(self.firsts), device=device)
         # Q of the last step is where the next one begins; the first is the same in all processes.
         self._q = torch.randn(sum(self.seconds), generator=torch.Generator().manual_seed(seed)).to(device)
-        self._flat, self._residual = self._p, self._p  # of this step
-        self._kept = False  # whether there is a residual
-        self._at: tuple[int, ...] = ()  # addresses of which views were made
-        self._views: list[_Part] = []
+        self._rounds = device_rounds(self.shapes, self.ranks, self._q) or EachMatrix(self.shapes, self.ranks, device)
+        self._flat: Tensor = self._p  # of this step, and its residual
+        self._residual: Tensor | None = None
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether a step waits for the device, so that no graph can hold it."""
+        return self._rounds.asks_host
 
     def keep_in(self, memory: Tensor) -> None:
         """Where the next step begins lives in `memory` from now on; what is there already, if it is not zero, is used."""
@@ -62,30 +64,17 @@ class LowRank:
         """The first message. The buffer becomes the sum of gradients and residual and is `finish`ed later; the message is
         overwritten by the next call. The message of a gradient with an infinite number, or none, has one, too."""
         self._check("gradients", flat, sum(self.counts))
-        self._kept = residual is not None
-        self._flat, self._residual = flat, flat if residual is None else residual
         if residual is not None:
             self._check("residual", residual, sum(self.counts))
-        for matrix, kept, r, p, q in self._parts():
-            if r:
-                self._passes.first(matrix, kept, q, p)
-            else:
-                if kept is not None:
-                    matrix += kept
-                p.copy_(matrix.view_as(p))
+        self._flat, self._residual = flat, residual
+        self._rounds.first(flat, residual, self._q, self._p)
         return self._p
 
     def second(self, p: Tensor) -> Tensor:
         """The second message, from the mean of the first ones. It is overwritten by the next call."""
         self._check("the first message", p, len(self._p))
         self._p.copy_(p)
-        finite = bool(self._p.isfinite().all())
-        for matrix, _, r, factor, q in self._parts():
-            if r and (finite or factor.isfinite().all()):
-                factor.copy_(orthogonal(factor))
-                self._passes.second(matrix, factor, q)
-            elif r:
-                q.fill_(torch.nan)
+        self._rounds.second(self._flat, self._residual, self._p, self._q)
         return self._q
 
     def finish(self, q: Tensor, lacks: Tensor | None = None) -> None:
@@ -93,37 +82,7 @@ class LowRank:
         residual. `lacks`: what this process's first message did not say, for what is sent as it is."""
         self._check("the second message", q, len(self._q))
         self._q.copy_(q)
-        unsaid = [None] * len(self.shapes) if lacks is None else list(lacks.split(self.firsts))
-        finite = bool(self._p.isfinite().all() and self._q.isfinite().all())
-        for (matrix, kept, r, p, factor), missed in zip(self._parts(), unsaid, strict=True):
-            if not finite and not (factor if r else p).isfinite().all():
-                # All processes see the same; the residual stays, and the next step begins anew.
-                matrix.fill_(torch.nan)
-                factor.normal_(generator=torch.Generator(self._q.device).manual_seed(0))
-            elif r:
-                self._passes.finish(matrix, kept, p, factor)
-            else:
-                matrix.copy_(p.view_as(matrix))
-                if kept is not None:
-                    kept.copy_(missed.view_as(kept)) if missed is not None else kept.zero_()
-
-    def _parts(self) -> list[_Part]:
-        """Of each gradient: itself as a matrix, its residual, its rank, its P (or itself again) and Q. Views are made once
-        for buffers that come again at the next step: they keep the memory, so nothing else can lie at its address."""
-        at = (self._flat.data_ptr(), self._residual.data_ptr() if self._kept else 0, self._q.data_ptr())
-        if at != self._at:
-            self._at, self._views = at, self._cut()
-        return self._views
-
-    def _cut(self) -> list[_Part]:
-        found = []
-        for shape, r, flat, kept, p, q in zip(
-            self.shapes, self.ranks, self._flat.split(self.counts), self._residual.split(self.counts),
-            self._p.split(self.firsts), self._q.split(self.seconds), strict=True,
-        ):  # fmt: skip
-            mine = kept.view(shape) if self._kept else None
-            found.append((flat.view(shape), mine, r, p.view(r or 1, -1), q.view(r or 1, -1) if r else q))
-        return found
+        self._rounds.finish(self._flat, self._residual, self._p, self._q, lacks)
 
     def _check(self, name: str, tensor: Tensor, count: int) -> None:
         if tensor.dim() != 1 or tensor.numel() != count or tensor.dtype != torch.float32:
@@ -135,13 +94,3 @@ def _rank(shape: tuple[int, int], rank: int) -> int:
     """The rank of the thin matrices, 0 where they would be no smaller."""
     rank = min(rank, *shape)
     return rank if rank * sum(shape) < prod(shape) else 0
-
-
-def orthogonal(p: Tensor) -> Tensor:
-    """Rows that span the same space (or a larger one) and are orthonormal, even where p has not its full rank.
-
-    >>> orthogonal(torch.tensor([[3.0, 0.0, 0.0], [3.0, 0.0, 2.0]])).abs()
-    tensor([[1., 0., 0.],
-            [0., 0., 1.]])
-    """
-    return torch.linalg.qr(p.t())[0].t()

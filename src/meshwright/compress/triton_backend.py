@@ -7,10 +7,8 @@ can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,11 @@ from meshwright.compress.program import Program, barriers, capacity, walk
 from meshwright.compress.triton_launch import COLLECTING, REDUCING, Run, Search
 from meshwright.compress.triton_reading import SPREAD, in_order
 from meshwright.compress.triton_source import source, sums
+from meshwright.compress.triton_text import functions
 from meshwright.compress.triton_values import LARGER, Shape
 
 TILE, WARPS = 2048, 4  # numbers and warps of a program
 CHOOSING = 4096  # numbers, where some are chosen
-_NAMES = count()
 
 
 class TritonBatch(Batch):
@@ -211,13 +209,6 @@ def known(nodes: list[Node]) -> list[Node]:
 @cache
 def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Any]]:
     """The kernels of a program, by name; Triton compiles each when it is first launched."""
-    from meshwright.compress import triton_parts, triton_waiting
-
     stops = [node for one in program.encoding for node in one.reductions if node.op != "agreed"]
     shape = Shape(program, tile, {id(node): place for place, node in enumerate(stops)})
-    text = source(shape)
-    name = f"<kernels {next(_NAMES)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # where Triton looks for the text
-    names: dict[str, Any] = {**vars(triton_parts), **vars(triton_waiting), "__name__": "meshwright.compress.generated"}
-    exec(compile(text, name, "exec"), names)
-    return shape, names
+    return shape, functions(source(shape))
