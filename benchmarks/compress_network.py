@@ -139,7 +139,7 @@ def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
     `auto`: what is expected to pay."""
     from meshwright.compress import codec
     from meshwright.compress.decide import Auto
-    from meshwright.compress.sync import Choice, Options, Synchroniser, Traffic, hook
+    from meshwright.compress.sync import Choice, Traffic, register
 
     name, _, given = name.partition(":")
     options = {
@@ -152,11 +152,7 @@ def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
         choice: Any = Auto()
     else:
         choice = Choice() if name == "plain" else Choice(codec(name, **options), topology or "scatter", **more)
-    state = Synchroniser(choice, Options(), traffic=Traffic(pace=pace))
-    if state.pilot:
-        state.pilot.prepare([tuple(one.shape) for one in ddp.parameters()])
-    ddp.register_comm_hook(state, hook)
-    return state
+    return register(ddp, choice, traffic=Traffic(pace=pace))
 
 
 def trained(model: str, mode: str, steps: int, target: float, limit: float, rate: float, rank: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ WIDE = 6  # ways that are tried for each unit: the best ones, uniformly
 
 PAYS = 0.1  # part of the time that 16 bits must save: where they hardly pay, gradients stay as they are
 PAYS_LOSSY = 1 / 3  # part that fewer bits must save
+BLIND = 2.0  # times as long as need be the first steps may take
 SIMULATIONS = 1500  # at most, for one decision
 
 Costs = Callable[[Way, tuple[tuple[int, ...], ...]], Sequence[Strand]]  # of adjacent gradients of these shapes
@@ -63,7 +64,7 @@ def single(
     facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
 ) -> Decision:
     """The best of one way for all units (but those that are not allowed it), under the same rule as `decide`."""
-    space = [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
+    space = _space(facts, ways, allowed)
     found = [_uniform(facts, way, space, costs) for way in ways]
     best = min((one for one, _ in found), key=lambda one: one.price)
     plain = [one for one, way in found if way.exact]
@@ -71,6 +72,18 @@ def single(
         return best
     nearly = min((one for one, _ in found if all(way.near for way in one.ways)), key=lambda one: one.price)
     return worth(plain[0], nearly, best)
+
+
+def blind(
+    facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
+) -> Decision:
+    """One way for all units while nothing is known of computing, beside which a link's time counts less: of the ways that
+    take at most `BLIND` times as long as the fastest, the one that needs the fewest steps. What the first steps lose, an
+    optimizer remembers for many."""
+    space = _space(facts, ways, allowed)
+    found = [_uniform(facts, way, space, costs)[0] for way in ways]
+    fastest = min(one.times.step for one in found)
+    return min((one for one in found if one.times.step <= BLIND * fastest), key=lambda one: (one.steps, one.times.step))
 
 
 def worth(plain: Decision, nearly: Decision, best: Decision) -> Decision:
@@ -86,7 +99,7 @@ def _best(
     allowed: Mapping[Unit, Sequence[Way]] | None,
     simulations: int,
 ) -> Decision:
-    space = [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
+    space = _space(facts, ways, allowed)
     combinations = 1
     for some in space:
         combinations *= len(some)
@@ -115,6 +128,11 @@ def steps_of(facts: Facts, chosen: Sequence[Way]) -> float:
     """Steps that are needed, against exact sums: of each way as much as it has of the numbers."""
     numbers = sum(unit.numbers for unit in facts.units) or 1
     return sum(unit.numbers * way.steps for unit, way in zip(facts.units, chosen, strict=True)) / numbers
+
+
+def _space(facts: Facts, ways: Sequence[Way], allowed: Mapping[Unit, Sequence[Way]] | None) -> list[tuple[Way, ...]]:
+    """What may be done with each unit."""
+    return [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
 
 
 def _uniform(facts: Facts, way: Way, space: Sequence[Sequence[Way]], costs: Costs) -> tuple[Decision, Way]:

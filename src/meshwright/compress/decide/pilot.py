@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from meshwright.compress.decide.choose import Decision, decide, priced, single, steps_of
+from meshwright.compress.decide.choose import Decision, blind, decide, priced, single, steps_of
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
 from meshwright.compress.decide.link import Submit, measured, neighbours, probe_of, probed, told
@@ -40,6 +40,7 @@ _BETTER = 0.1  # part by which another choice must be better: no two changes for
 _MIXED = 0.05  # part by which a mixture must be better than one way for all: every change of way is a message more
 _TRIED = 200  # simulations of mixtures for one decision, about 0.1 s, for which all wait
 _SOON = 0.05  # seconds: exact sums of a bucket that take no longer are not replaced before computing is known
+_QUICK = 0.15  # seconds: ... and those of all buckets, where it is not even worth being asked for them
 _APART = 2.0  # seconds between votes, where steps are shorter
 _REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
@@ -79,6 +80,7 @@ class Pilot:
         self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been handed over
         self._ready: deque[list[float]] = deque(maxlen=_REMEMBERED)
         self._seconds: list[float] = []
+        self._seen = 0.0  # seconds of a step, at the last vote
         self._worked, self._marks = 0.0, [0.0]  # of the worker: in all, and by the end of each step since the last vote
         self._vote: Tensor | None = None
         self._pending: Future[Any] | None = None
@@ -98,6 +100,21 @@ class Pilot:
             facts = Facts((0.0,), tuple(units([gradients.shapes])), self._wire.size, self.link, self._cores)
             self._ways.update(zip(own, self._decided(facts, own, stamp).ways, strict=True))
         return [self._ways[unit].choice for unit in own for _ in unit.shapes]
+
+    def stands_aside(self, buckets: Sequence[Gradients], stamp: Stamp) -> bool:
+        """Whether exact sums are so quick that nothing else is done before computing is known."""
+        every = units([one.shapes for one in buckets])
+        plain = next((way for way in self.auto.ways if way.exact), None)
+        if plain is None:
+            return False
+        quick = 0.0
+        if self._wire.place == 0:
+            facts = Facts((0.0,) * len(buckets), every, self._wire.size, self.link, self._cores)
+            quick = float(priced(facts, [plain] * len(every), self._costs).times.step < _QUICK)
+        if not told(self._wire, stamp, [quick], 1)[0]:
+            return False
+        self._ways.update(dict.fromkeys(every, plain))
+        return True
 
     def settle(self, stamp: Stamp) -> None:
         """Take what the last vote has found; before the first bucket of a step."""
@@ -187,7 +204,7 @@ class Pilot:
         return units([gradients.shapes for gradients in self._layout])
 
     def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
-        every = self._units()
+        every, self._seen = self._units(), seconds
         before = self.history[-1].facts.units if self.history else ()
         changed = self._learn(seconds, worked) if self.history else True
         if self._errors:
@@ -218,6 +235,8 @@ class Pilot:
         Whether the link is another one now."""
         self._unprobed += len(self._seconds) * seconds
         messages = self.link.messages
+        if not off and all(way.exact for way in self._ways.values()):  # a faster link would change nothing
+            return False
         if not off and self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
             return False
         found = probed(self._wire, self._probe, self._submit)
@@ -267,18 +286,22 @@ class Pilot:
             exact = priced(facts, plain, self._costs)
             if exact.times.step < _SOON:
                 return exact
+        if not known:
+            return blind(facts, self.auto.ways, self._costs, allowed)
         best = single(facts, self.auto.ways, self._costs, allowed)
-        if known:
-            mixed = decide(facts, self.auto.ways, self._costs, allowed, _TRIED)
-            best = mixed if mixed.price < best.price * (1 - _MIXED) else best
+        mixed = decide(facts, self.auto.ways, self._costs, allowed, _TRIED)
+        best = mixed if mixed.price < best.price * (1 - _MIXED) else best
         now = [self._ways.get(name) for name in known_as]
-        if not self.history or any(
+        exact_now = all(way is not None and way.exact for way in now) and self._seen > 0
+        if not (self.history or exact_now) or any(
             way is None or (allowed and way not in allowed[unit]) for unit, way in zip(facts.units, now, strict=True)
         ):
             return best
         stays = priced(facts, [way for way in now if way], self._costs)
         safer = sum(way.near for way in best.ways) > sum(way.near for way in stays.ways)
-        return best if safer or best.price < stays.price * (1 - _BETTER) else stays
+        # The backend's sums may be faster than messages of ours, by which they were simulated: what was seen counts, too.
+        price = min(stays.price, self._seen) if exact_now else stays.price
+        return best if safer or best.price < price * (1 - _BETTER) else stays
 
     def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
         """Legs of gradients, at the worker's pace; a decision asks for the same ones hundreds of times."""

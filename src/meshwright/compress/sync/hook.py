@@ -1,7 +1,4 @@
-"""Gradients of `DistributedDataParallel` through codecs: `register(ddp, Choice(codec("int8"), "scatter"))`.
-
-The same by hand: `ddp.register_comm_hook(Synchroniser(choice), hook)`.
-"""
+"""Gradients of `DistributedDataParallel` through codecs: `ddp.register_comm_hook(Synchroniser(choice), hook)`."""
 
 # Annotations are real objects here: DDP looks at those of a hook.
 
@@ -136,15 +133,31 @@ class Synchroniser:
         ready = torch.cuda.current_stream(result.device).record_event()
         return self._engine.submit([_after(ready, strand) for strand in strands], result, self._stream)
 
+    def stands_aside(self, buckets: Sequence[Gradients]) -> bool:
+        """Whether `Auto` leaves these to who averages them without it, for now; all processes ask at the same time."""
+        return bool(self._asked(self.pilot.stands_aside, 0, buckets))
+
+    def watch(self, gradients: Gradients, bucket: int, *, last: bool) -> bool:
+        """A bucket that somebody else averages is ready; whether the next ones should come here, since something pays."""
+        self._asked(self.pilot.settle, bucket)
+        pays = any(one.codec for one in self._asked(self.pilot.choices, bucket, bucket, gradients))
+        self._count(gradients, bucket, last)
+        return pays
+
+    def _count(self, gradients: Gradients, bucket: int, last: bool) -> None:
+        """A bucket for which nothing pays; who decides votes now and then."""
+        stamp = Stamp(self.step, bucket, self._tag)
+        votes = self.pilot.handed(gradients, step=self.step, last=last)
+        self.step += last
+        if votes:
+            self._tag = (self._tag + self.pilot.rounds) % TAGS
+            self.pilot.voting(self._engine.submit([self.pilot.strand(stamp)], True))
+
     def _by_backend(self, flat: Tensor, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
         """Where nothing pays: the backend's own all-reduce, without threads and messages of ours."""
         wire, stamp = self._wires.all, Stamp(self.step, bucket, self._tag)
-        votes = self.pilot.handed(gradients, step=self.step, last=last)
-        self.step += last
         work = dist.all_reduce(flat.div_(wire.size), group=wire.group, async_op=True)
-        if votes:
-            self._tag = (self._tag + self.pilot.rounds) % TAGS
-            self.pilot.voting(self._engine.submit([self.pilot.strand(stamp)], flat))
+        self._count(gradients, bucket, last)
 
         def arrived(done: Future[Any]) -> Tensor:
             try:
@@ -271,24 +284,3 @@ def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
     parameters = bucket.parameters()
     gradients = Gradients(tuple(map(id, parameters)), tuple(tuple(one.shape) for one in parameters))
     return state.submit(bucket.buffer(), gradients, bucket.index(), last=bucket.is_last())
-
-
-def register(ddp: Any, choice: Any, *, group: Any = None, **options: Any) -> Synchroniser:
-    """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`.
-
-    >>> import torch
-    >>> from meshwright.compress import codec
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2, bias=False))
-    >>> state = register(ddp, Choice(codec("fp16"), "scatter"), warm_up=((100, Choice()),), limit=20.0)
-    >>> ddp(torch.ones(1, 4)).sum().backward()
-    >>> ddp.module.weight.grad.sum().item(), state.step
-    (8.0, 1)
-    >>> state.close()
-    >>> dist.destroy_process_group()
-    """
-    state = Synchroniser(choice, Options(**options), group=group or ddp.process_group)
-    if state.pilot:
-        state.pilot.prepare([tuple(one.shape) for one in ddp.parameters() if one.requires_grad])
-    ddp.register_comm_hook(state, hook)
-    return state
