@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-STEPS, CALLS, ROUNDS = 20, 5000, 5
+STEPS, CALLS, ROUNDS = 20, 5000, 9
 TORCH = ["torch.nn.modules.module", "torch.optim.optimizer", "torch.optim.adamw"]  # code that is not the user's own
 LOGGED = re.compile(r".*?\d+ +(run|end|upd|apd|pop) ")  # objwatch: [#rank] line, indent, what
 Context = Callable[[str], Any]

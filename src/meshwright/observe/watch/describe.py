@@ -6,12 +6,15 @@ import functools
 import sys
 from collections import deque
 from itertools import islice
+from types import MethodType
 from typing import Any
 
 _LONGEST = 96  # characters of a value in an event
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
 _SMALL = 256  # bits of a number whose text is short
 _NUMBERS = frozenset({bool, float, type(None)})
+ORDINARY = frozenset({"Tensor", "Parameter"})  # tensors whose memory can be looked at, and whose shape is of numbers
+_TENSORS = set[type]()  # kinds of ordinary tensors that were seen: asked first, since most values are one
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque})
 
 
@@ -21,6 +24,8 @@ def describe(value: Any, *, brief: bool = False) -> str:
     ('[1, 2]', 'dict of 1', '<object>')
     """
     kind = type(value)
+    if kind in _TENSORS:
+        return tensor_text(value)
     if kind in _NUMBERS or (kind is int and value.bit_length() < _SMALL):
         return repr(value)
     if kind in PLAIN:
@@ -35,7 +40,26 @@ def describe(value: Any, *, brief: bool = False) -> str:
         return shorten(repr(value)) if few and not brief else f"{kind.__name__} of {len(value)}"
     if is_array(value):
         return f"ndarray{list(value.shape)} {value.dtype}"
-    return f"<{getattr(value, '__qualname__', kind.__name__) if callable(value) else kind.__name__}>"
+    return thing_text(value)
+
+
+def thing_text(value: Any) -> str:
+    """Of a function or class its own name, else that of its kind; without asking a `__getattr__` of the program's.
+
+    >>> thing_text(print), thing_text(dict), thing_text(object())
+    ('<print>', '<dict>', '<object>')
+    """
+    kind: Any = type(value)
+    if _has_name(kind) or ("__qualname__" in getattr(value, "__dict__", ()) and callable(value)):
+        return f"<{getattr(value, '__qualname__', kind.__name__)}>"
+    return f"<{kind.__name__}>"
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_name(kind: Any) -> bool:
+    """Whether things of this kind can be called, and each has a name of its own."""
+    names = {name for one in kind.__mro__ for name in ("__call__", "__qualname__") if name in vars(one)}
+    return len(names) == 2 or kind is MethodType
 
 
 def _text(value: Any) -> str:
@@ -54,7 +78,11 @@ def shorten(text: str) -> str:
 def is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")  # a value is a tensor only where somebody else has imported torch
     kind = getattr(torch, "Tensor", None)
-    return kind is not None and isinstance(value, kind)
+    if kind is None or not isinstance(value, kind):
+        return False
+    if type(value).__name__ in ORDINARY:
+        _TENSORS.add(type(value))
+    return True
 
 
 def is_array(value: object) -> bool:
@@ -65,9 +93,16 @@ def is_array(value: object) -> bool:
 
 def tensor_text(value: Any) -> str:
     kind = type(value).__name__
-    placed = getattr(value, "placements", None) if kind not in ("Tensor", "Parameter") else None
+    if kind in ORDINARY:
+        return f"{layout_text(kind, value.shape, value.dtype, value.device)} v{version(value)}"
+    placed = getattr(value, "placements", None)
     where = f" {', '.join(map(str, placed))}" if placed is not None else ""
     return f"{kind}{list(value.shape)} {_kind_text(value.dtype, value.device)}{where} v{version(value)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def layout_text(kind: str, shape: tuple[int, ...], dtype: object, device: object) -> str:
+    return f"{kind}{list(shape)} {_kind_text(dtype, device)}"
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,15 +8,28 @@ numbers' hash; of anything else its identity. Plain values need no mark: they ar
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
+from operator import is_
 from typing import Any
 
-from meshwright.observe.watch.describe import describe, is_array, is_tensor, shorten, version
+from meshwright.observe.watch.describe import (
+    ORDINARY,
+    describe,
+    is_array,
+    is_tensor,
+    layout_text,
+    shorten,
+    thing_text,
+    version,
+)
+from meshwright.observe.watch.known import EMPTY, Inside, makers
 
 LOOKED_AT = 64  # items of a container; a change further back is seen only by its length
-_SHORT = 8  # keys of a dict that are all looked at
+_KINDS = 1024  # kinds of values that are remembered
+_IN_ORDER = frozenset({dict, defaultdict, list})  # containers that are what their memory shows
 HASHED = 4096  # bytes of an array; of a larger one the first LOOKED_AT numbers are looked at
 
 
@@ -24,8 +37,7 @@ class Mark:
     """Of an object that is not looked into."""
 
     __slots__ = ("text", "value_id")
-    deep = False  # whether it can change and stay the same object, in a way that we see
-    length = -1  # of a container without tensors: where it is 0, nothing else has to be asked
+    checker: Inside = None  # what tells whether the same object is as it was, where it can be different
 
     def __init__(self, value: Any) -> None:
         self.value_id, self.text = id(value), describe(value)
@@ -38,27 +50,66 @@ class Mark:
         """What it has become, item by item where that can be said."""
         return self.text
 
+    def again(self, value: Any) -> str:
+        """As `since`, of the same object and without a new mark; "" where that cannot be."""
+        return ""
+
+
+class _Thing(Mark):
+    """As `Mark`, of what is neither number nor text, tensor nor container."""
+
+    __slots__ = ()
+
+    def __init__(self, value: Any) -> None:
+        self.value_id, self.text = id(value), thing_text(value)
+
 
 class _Facts(Mark):
     """Of something whose state is a few facts, which a function takes from it."""
 
     __slots__ = ("facts", "take")
-    deep = True
 
     def __init__(self, value: Any, take: Callable[[Any], tuple[object, ...]]) -> None:
         super().__init__(value)
         self.take, self.facts = take, take(value)
 
+    @property
+    def checker(self) -> Inside:  # type: ignore[override]
+        return self
+
     def same(self, value: Any) -> bool:
         return self.take(value) == self.facts
 
 
+class _Tensor(Mark):
+    """Of an ordinary tensor; its text is made when somebody asks, which most never do."""
+
+    __slots__ = ("_layout", "_version", "checker")
+    checker: Any
+
+    def __init__(self, value: Any) -> None:
+        self.value_id, shape = id(value), value.shape
+        try:
+            self._version = value._version
+        except RuntimeError:  # as in `version`, which is one call more
+            self._version = -1
+        memory = value.data_ptr() if value.layout is sys.modules["torch"].strided else None
+        self.checker = makers().known_tensor(self._version, shape, memory)
+        self._layout = type(value).__name__, shape, value.dtype, value.device
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return f"{layout_text(*self._layout)} v{self._version}"
+
+    def same(self, value: Any) -> bool:
+        return bool(self.checker.same(value))
+
+    def since(self, old: object, value: Any) -> str:
+        return f"{layout_text(*self._layout)} v{self._version}"
+
+
 def _of_tensor(value: Any) -> tuple[object, ...]:
-    return version(value), value.shape, value.data_ptr() if _has_memory(value) else 0
-
-
-def _has_memory(value: Any) -> bool:
-    return type(value).__name__ in ("Tensor", "Parameter") and value.layout is sys.modules["torch"].strided
+    return version(value), value.shape
 
 
 def _of_array(value: Any) -> tuple[object, ...]:
@@ -73,54 +124,68 @@ def _of_bytes(value: Any) -> tuple[object, ...]:
 class _Items(Mark):
     """Of a list, dict, set or deque; of tensors in it also their versions."""
 
-    __slots__ = ("counts", "ids", "is_dict", "key_ids", "keys", "length", "tensors")
-    deep = True
+    __slots__ = ("_known", "counts", "ids", "is_dict", "keys", "length", "tensors")
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
-        self.is_dict = isinstance(value, dict)
+        self.length, self.is_dict = len(value), isinstance(value, dict)
         self.keys = list(islice(value, LOOKED_AT)) if self.is_dict else []
         items = self._items(value)
-        self.ids, self.key_ids = [*map(id, items)], [*map(id, self.keys)]
-        self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
-        self.counts = [version(items[i]) for i in self.tensors]
-        self.length = len(value)
+        self.ids = [*map(id, items)]
+        self.tensors = [i for i, one in enumerate(items) if is_tensor(one)] if items else []
         if self.length > LOOKED_AT:
             self.text = shorten(self.text) + f" (the first {LOOKED_AT} compared)"
+        self._count(items, type(value) in _IN_ORDER and 0 < self.length <= LOOKED_AT)
+
+    def _count(self, items: list[Any], short: bool) -> None:
+        self.counts = [version(items[i]) for i in self.tensors]
+        make, of_tensor = makers()
+        checkers: list[Inside] = [None] * len(items)
+        for i, count in zip(self.tensors, self.counts, strict=True):
+            checkers[i] = of_tensor(count, None, None)
+        self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
     def _items(self, value: Any) -> list[Any]:
         return list(islice(value.values() if self.is_dict else value, LOOKED_AT))
 
-    def same(self, value: Any) -> bool:
-        if len(value) != self.length:
-            return False
-        if not self.length:
-            return True
-        items = [*islice(value.values() if self.is_dict else value, LOOKED_AT)]
-        if [*map(id, items)] != self.ids or (self.is_dict and not self._same_keys(value)):
-            return False
-        if not self.tensors:
-            return True
-        try:
-            return [items[i]._version for i in self.tensors] == self.counts
-        except RuntimeError:  # inference tensors do not count
-            return [version(items[i]) for i in self.tensors] == self.counts
+    @property
+    def checker(self) -> Inside:  # type: ignore[override]
+        return (self._known or self) if self.length else EMPTY
 
-    def _same_keys(self, value: Any) -> bool:
-        """A key that came is the last: with the same number of items and the same values that tells of a long dict."""
-        if len(self.key_ids) > _SHORT and self.length <= LOOKED_AT:
-            return id(next(reversed(value))) == self.key_ids[-1]
-        return [*map(id, islice(value, LOOKED_AT))] == self.key_ids
+    def same(self, value: Any) -> bool:
+        if self._known is not None:
+            return self._known.same(value)  # type: ignore[no-any-return]
+        if len(value) != self.length or not self.length:
+            return len(value) == self.length
+        items = self._items(value)
+        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+            return False
+        return [version(items[i]) for i in self.tensors] == self.counts
 
     def since(self, old: object, value: Any) -> str:
         if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):
             return self.text
         before, after = old._by_label(), self._by_label()
         items = dict(zip(after, self._items(value), strict=False))
-        said = [f"[{describe(key)}] = {describe(items[key])}" for key, one in after.items() if before.get(key) != one]
-        gone = [f"no [{describe(key)}]" for key in old.keys if key not in value]
+        changed = [(key, items[key]) for key, one in after.items() if before.get(key) != one]
+        return self._told(value, changed, [f"no [{describe(key)}]" for key in old.keys if key not in value])
+
+    def again(self, value: Any) -> str:
+        """Where only tensors in it were changed in place."""
+        if not self.tensors or isinstance(value, set) or len(value) != self.length:
+            return ""
+        items, before = self._items(value), self.counts
+        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+            return ""
+        self._count(items, self._known is not None)
+        both = zip(self.tensors, before, self.counts, strict=True)
+        labels = self.keys or range(self.length)
+        return self._told(value, [(labels[i], items[i]) for i, old, new in both if old != new], [])
+
+    def _told(self, value: Any, changed: list[tuple[Any, Any]], gone: list[str]) -> str:
+        said = [f"[{describe(label)}] = {describe(one)}" for label, one in changed[:4]]
         end = f" (the first {LOOKED_AT} compared)" if self.length > LOOKED_AT else ""
-        return shorten(", ".join((describe(value, brief=True), *said[:4], *gone[:4]))) + end
+        return shorten(", ".join((describe(value, brief=True), *said, *gone[:4]))) + end
 
     def _by_label(self) -> dict[Any, tuple[int, int | None]]:
         counts = dict(zip(self.tensors, self.counts, strict=True))
@@ -131,10 +196,26 @@ class _Items(Mark):
 
 
 def mark_of(value: object) -> Mark:
-    if isinstance(value, list | dict | set | deque):
-        return _Items(value)
-    if is_tensor(value):
-        return _Facts(value, _of_tensor)
-    if is_array(value):
-        return _Facts(value, _of_array)
-    return _Facts(value, _of_bytes) if isinstance(value, bytearray) else Mark(value)
+    kind = type(value)
+    return (_MAKERS.get(kind) or _maker(kind, value))(value)
+
+
+_MAKERS: dict[type, Callable[[Any], Mark]] = {}  # by the kinds of values that were seen
+
+
+def _maker(kind: type, value: object) -> Callable[[Any], Mark]:
+    make: Callable[[Any], Mark] = Mark
+    if issubclass(kind, list | dict | set | deque):
+        make = _Items
+    elif is_tensor(value):
+        make = _Tensor if kind.__name__ in ORDINARY else partial(_Facts, take=_of_tensor)
+    elif is_array(value):
+        make = partial(_Facts, take=_of_array)
+    elif issubclass(kind, bytearray):
+        make = partial(_Facts, take=_of_bytes)
+    elif kind not in (tuple, frozenset):
+        make = _Thing
+    if len(_MAKERS) > _KINDS:
+        _MAKERS.clear()
+    _MAKERS[kind] = make
+    return make

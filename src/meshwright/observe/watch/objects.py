@@ -25,6 +25,10 @@ class Names:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
+    def filter(self) -> Callable[[str, object], bool] | None:
+        """None where all are followed."""
+        return None if self._asked is True else self.hold
+
     def hold(self, name: str, value: object = None) -> bool:
         if isinstance(self._asked, bool):
             return self._asked
@@ -36,7 +40,7 @@ class Names:
 class Seen(Snapshot):
     """The last look at one object."""
 
-    __slots__ = ("_slots", "thing", "weak")
+    __slots__ = ("_slots", "in_dict", "thing", "weak")
 
     def __init__(self, thing: Any, names: Names, slots: tuple[str, ...], forget: Callable[[object], object]) -> None:
         self._slots = slots
@@ -45,7 +49,8 @@ class Seen(Snapshot):
             self.thing, self.weak = weakref.ref(thing, forget), True
         except TypeError:  # of __slots__ without __weakref__: held until it is left, see `Objects.forget`
             self.thing, self.weak = lambda: thing, False
-        super().__init__(self.items(thing), names.hold)
+        self.in_dict = not slots and hasattr(thing, "__dict__")  # then `items` is just that
+        super().__init__(self.items(thing), names.filter())
 
     def items(self, thing: Any) -> Mapping[str, object]:
         """Its attributes, without asking properties."""

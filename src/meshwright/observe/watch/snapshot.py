@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from meshwright.observe.watch.describe import PLAIN, describe
+from meshwright.observe.watch.known import Inside, makers
 from meshwright.observe.watch.marks import Mark, mark_of
 
 _NOTHING = object()
@@ -27,106 +26,99 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot:
-    """`same` is asked after every line and is almost always true: a pass over identities and lengths settles it."""
+    """After every line `known.moved` is asked, which almost always finds nothing; else `changes` says what it is."""
 
-    __slots__ = ("_deep", "_full", "_holds", "_ids", "_lengths", "_marks", "_names", "_pick", "_place", "_stale")
+    __slots__ = ("_holds", "_marks", "_names", "known")
 
-    def __init__(self, items: Mapping[str, object], holds: Holds) -> None:
-        self._holds = holds
+    def __init__(self, items: Mapping[str, object], holds: Holds | None) -> None:
+        self._holds = holds  # None: all
         self._marks: dict[str, object] = {}  # a plain value, or a `Mark`
-        self._ids: list[int] = []
-        self._names: list[str] = []
-        self._place: dict[str, int] = {}
-        self._deep: dict[str, Mark] = {}
-        self._pick: Callable[[list[object]], tuple[Any, ...]] | None = None  # the containers
-        self._lengths: list[int] = []
-        self._full: list[tuple[int, Mark]] = []  # places of what a length does not settle
-        self._stale = True
-        self.changes(items)
+        pairs = [*items.items()]  # at once: another thread may add to them
+        self._know(pairs, [self._first(name, value) for name, value in pairs])
 
-    def same(self, items: Mapping[str, object]) -> bool:
-        values = [*items.values()]
-        if [*map(id, values)] != self._ids or [*items] != self._names:
-            return False
-        if self._pick is not None and [*map(len, self._pick(values))] != self._lengths:
-            return False
-        return not self._full or all(mark.same(values[place]) for place, mark in self._full)
-
-    def stored(self, name: str, items: Mapping[str, object]) -> list[Change]:
-        """As `changes`, where no other name can be different."""
-        place, value = self._place.get(name, -1), items.get(name, _NOTHING)
-        if place >= 0 and type(value) in PLAIN:
-            old = self._marks.get(name, _NOTHING)
-            if old is value:
-                return []
-            if type(old) in PLAIN:
-                self._ids[place] = id(value)
-                if type(old) is type(value) and old == value:
-                    return []
-                self._marks[name] = value
-                return [Change("set", name, old, describe(old), value, describe(value))]
-        return self.changes(items)
-
-    def changes(self, items: Mapping[str, object]) -> list[Change]:
-        """What is different from the last time; nothing in between is remembered."""
-        names, values = [*items], [*items.values()]
-        ids = [*map(id, values)]
-        if names == self._names:
-            moved = {self._place[name] for name, mark in self._deep.items() if not mark.same(items[name])}
-            maybe = moved.union(i for i, (new, old) in enumerate(zip(ids, self._ids, strict=True)) if new != old)
-        else:
-            moved, maybe, self._stale = set(), set(range(len(names))), True
-        found = [
-            self._set(names[i], values[i])
-            for i in sorted(maybe)
-            if self._holds(names[i], values[i]) and (i in moved or not self._unchanged(names[i], values[i]))
-        ]
-        self._ids = ids
-        if self._stale:
-            found += self._arrange(names, values)
-        return found
-
-    def _arrange(self, names: list[str], values: list[object]) -> list[Change]:
-        """Names came or went, or another kind of value: where to find what. Says which names are gone."""
-        self._names, self._place = names, {name: i for i, name in enumerate(names)}
-        gone = [name for name in self._marks if name not in self._place]
-        found = []
-        for name in gone:
-            old = self._marks.pop(name)
-            self._deep.pop(name, None)
-            found.append(Change("del", name, _value(old), _text(old), None, None))
-        deep = [(self._place[name], mark) for name, mark in self._deep.items()]
-        sized = [place for place, mark in deep if mark.length >= 0]
-        self._pick = itemgetter(*sized, sized[0]) if sized else None  # twice the first: always a tuple
-        self._lengths = [*map(len, self._pick(values))] if self._pick else []
-        self._full = [(place, mark) for place, mark in deep if mark.length]
-        self._stale = False
-        return found
-
-    def _unchanged(self, name: str, value: object) -> bool:
-        old = self._marks.get(name, _NOTHING)
+    def _first(self, name: str, value: object) -> Inside:
+        if self._holds is not None and not self._holds(name, value):
+            return None
         if type(value) in PLAIN:
-            return old is value or (type(old) is type(value) and old == value)
-        return isinstance(old, Mark) and old.value_id == id(value) and old.same(value)
-
-    def _set(self, name: str, value: object) -> Change:
-        old = self._marks.get(name, _NOTHING)
-        if type(value) in PLAIN:
-            text = describe(value)
             self._marks[name] = value
-            self._stale |= self._deep.pop(name, None) is not None
-        else:
-            mark = self._marks[name] = mark_of(value)
+            return None
+        mark = self._marks[name] = mark_of(value)
+        return mark.checker
+
+    def _know(self, pairs: list[tuple[str, object]], checkers: list[Inside]) -> None:
+        self._names = [name for name, _ in pairs]
+        self.known = makers().known(self._names, [id(value) for _, value in pairs], checkers)
+
+    def look(self, items: Mapping[str, object]) -> list[Change]:
+        """What is different from the last time; nothing in between is remembered."""
+        return self.changes(self.known.moved(items), items)
+
+    def changes(self, moved: Sequence[tuple[int, str, object]] | None, items: Mapping[str, object]) -> list[Change]:
+        """As `look`, for what `known.moved` has found."""
+        if moved is None:
+            return self._compare(items)
+        found = list[Change]()
+        for place, name, value in moved:
+            self.known.put(place, name, value, self._take(name, value, found))
+            if place == len(self._names):
+                self._names.append(name)
+        return found
+
+    def stored(self, names: tuple[str, ...], items: Mapping[str, object]) -> list[Change]:
+        """As `look`, where no other names can be different."""
+        found = list[Change]()
+        for name in names:
+            value, old = items.get(name, _NOTHING), self._marks.get(name, _NOTHING)
+            if type(value) not in PLAIN or type(old) not in PLAIN:
+                return found + self.look(items)
+            if old is not value:
+                self.known.put(self._names.index(name), name, value, None)
+                if type(old) is not type(value) or old != value:
+                    self._marks[name] = value
+                    found.append(Change("set", name, old, describe(old), value, describe(value)))
+        return found
+
+    def _compare(self, items: Mapping[str, object]) -> list[Change]:
+        """Names are gone, or came in between."""
+        pairs, marks = [*items.items()], self._marks
+        here, found, checkers = dict(pairs), list[Change](), list[Inside]()
+        for name, value in pairs:
+            old = marks.get(name)
+            known = isinstance(old, Mark) and old.value_id == id(value) and old.same(value)
+            checkers.append(old.checker if known and isinstance(old, Mark) else self._take(name, value, found))
+        for name in [name for name in marks if name not in here]:
+            gone = marks.pop(name)
+            found.append(Change("del", name, _value(gone), _text(gone), None, None))
+        self._know(pairs, checkers)
+        return found
+
+    def _take(self, name: str, value: object, found: list[Change]) -> Inside:
+        """Remember another value, or one that is different inside, and say so; what tells when it is again."""
+        marks = self._marks
+        old = marks.get(name, _NOTHING)
+        plain = type(value) in PLAIN
+        if plain and type(old) is type(value) and old == value:
+            return None
+        if self._holds is not None and not self._holds(name, value):
+            return None
+        old_text = old.text if isinstance(old, Mark) else None if old is _NOTHING else describe(old)
+        old_value = old_text if isinstance(old, Mark) else None if old is _NOTHING else old
+        if plain:
+            marks[name] = value
+            found.append(Change("set", name, old_value, old_text, value, describe(value)))
+            return None
+        mark, text = old, ""
+        if isinstance(old, Mark) and old.value_id == id(value):
+            text = old.again(value)
+        if not text:
+            mark = marks[name] = mark_of(value)
             text = mark.since(old, value)
-            self._stale |= mark.deep or name in self._deep
-            self._deep.pop(name, None)
-            if mark.deep:
-                self._deep[name] = mark
-        return Change("set", name, _value(old), None if old is _NOTHING else _text(old), value, text)
+        found.append(Change("set", name, old_value, old_text, value, text))
+        return mark.checker if isinstance(mark, Mark) else None
 
 
 def _value(mark: object) -> object:
-    return None if mark is _NOTHING else mark.text if isinstance(mark, Mark) else mark
+    return mark.text if isinstance(mark, Mark) else mark
 
 
 def _text(mark: object) -> str:

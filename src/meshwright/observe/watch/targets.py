@@ -11,13 +11,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from meshwright.errors import InputError, closest_names
+from meshwright.observe.watch.others import made_before
 
 _MANY = 24  # names in a message
 
@@ -150,23 +150,6 @@ def inside(code: CodeType) -> Iterator[CodeType]:
             yield from (inner for inner in inside(one) if not inner.co_name.startswith("<") and inner.co_flags & 2)
 
 
-def made_before(functions: Sequence[FunctionType]) -> bool:
-    """Whether someone holds a code inside these that is none of them: then it is worth searching the whole memory."""
-    known = Counter(id(one.__code__) for one in {id(one): one for one in functions}.values())
-    held = list[bool]()
-
-    def visit(constants: tuple[object, ...]) -> None:
-        for one in constants:
-            if isinstance(one, CodeType):
-                # held by the constants, by `one`, and for the moment by the call itself
-                held.append(sys.getrefcount(one) > 3 + known[id(one)])
-                visit(one.co_consts)
-
-    for function in functions:
-        visit(function.__code__.co_consts)
-    return any(held)
-
-
 def _within(name: str, wanted: str) -> bool:
     return name == wanted or name.startswith((f"{wanted}.", f"{wanted}.<locals>."))
 
@@ -174,8 +157,9 @@ def _within(name: str, wanted: str) -> bool:
 def _all(functions: Sequence[FunctionType], what: str) -> Found:
     if not functions:
         raise InputError(f"{what} defines no Python functions", field="target")
-    others = made_before(functions)
-    return Found(list(functions), list({id(c): c for one in functions for c in inside(one.__code__)}.values()), others)
+    near, others = made_before(functions)
+    codes = {id(code): code for one in functions for code in inside(one.__code__)}
+    return Found([*functions, *near], list(codes.values()), others)
 
 
 def _of_module(module: ModuleType) -> Iterator[FunctionType]:

@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,8 @@ class Plain:
     """Arguments and what is returned."""
 
     def call(self, name: str, frame: FrameType) -> str:
-        return ", ".join(f"{key}={self.show(value)}" for key, value in arguments(frame).items())
+        show = self.show
+        return ", ".join([f"{key}={show(value)}" for key, value in arguments(frame).items()])
 
     def returned(self, name: str, value: object) -> str:
         return f"-> {self.show(value)}"
@@ -34,8 +36,7 @@ class Plain:
     def changed(self, old: object, new: object) -> str:
         return ""
 
-    def show(self, value: object) -> str:
-        return describe(value)
+    show: Callable[[object], str] = staticmethod(describe)
 
 
 class Tensor(Plain):
@@ -83,27 +84,25 @@ class Said:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
+        self.call = self._safe("call")  # of a name and a frame
+        self.returned = self._safe("returned")  # of a name and a value
+        self.changed = self._safe("changed")  # of two values
 
     def __bool__(self) -> bool:
         return self._wrapper is not None
 
-    def call(self, name: str, frame: FrameType) -> str:
-        return self._ask("call", name, frame)
-
-    def returned(self, name: str, value: object) -> str:
-        return self._ask("returned", name, value)
-
-    def changed(self, old: object, new: object) -> str:
-        return self._ask("changed", old, new)
-
-    def _ask(self, what: str, *given: object) -> str:
-        method = getattr(self._wrapper, what, None)
+    def _safe(self, what: str) -> Callable[[Any, Any], str]:
+        method, kind = getattr(self._wrapper, what, None), type(self._wrapper).__name__
         if method is None:
-            return ""
-        try:
-            return str(method(*given) or "")
-        except Exception as error:
-            return shorten(f"({type(self._wrapper).__name__}.{what} raises {type(error).__name__}: {error})", 200)
+            return lambda *_: ""
+
+        def asked(first: Any, second: Any) -> str:
+            try:
+                return str(method(first, second) or "")
+            except Exception as error:
+                return shorten(f"({kind}.{what} raises {type(error).__name__}: {error})", 200)
+
+        return asked
 
 
 def wrapper_named(asked: Any) -> Said:
@@ -128,8 +127,9 @@ def wrapper_named(asked: Any) -> Said:
 
 def arguments(frame: FrameType) -> dict[str, object]:
     code, held_by = frame.f_code, frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    return {name: held_by[name] for name in code.co_varnames[:count] if name in held_by and name != "self"}
+    flags = code.co_flags
+    count = code.co_argcount + code.co_kwonlyargcount + (flags >> 2 & 1) + (flags >> 3 & 1)  # *args, **kwargs
+    return {name: held_by[name] for name in code.co_varnames[:count] if name != "self" and name in held_by}
 
 
 def numbers(value: Any) -> str:

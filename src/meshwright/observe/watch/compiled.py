@@ -1,0 +1,36 @@
+"""same.c, built on first use with the headers of this Python."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from meshwright.native import BuildError, compiler, loaded
+
+
+@cache
+def compiled() -> tuple[Callable[..., Any], ...] | None:
+    """Makers of `Known` and of `KnownTensor`; None where C cannot be built, or threads of Python run at the same time."""
+    include = sysconfig.get_path("include")
+    if (
+        not compiler()
+        or not os.path.exists(os.path.join(include, "Python.h"))
+        or sysconfig.get_config_var("Py_GIL_DISABLED")
+    ):
+        return None
+    text = files("meshwright.observe.watch").joinpath("same.c").read_text()
+    try:
+        # the version in front: what is built holds for this one alone
+        library = loaded(f"// {sys.version!r}\n{text}", include)
+    except BuildError:
+        return None
+    functions = ctypes.PyDLL(library._name).functions
+    functions.restype = ctypes.py_object
+    found: tuple[Callable[..., Any], ...] = functions()
+    return found

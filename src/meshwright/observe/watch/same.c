@@ -1,0 +1,253 @@
+// Whether a dict, list or tensor is still what it was: `Known` and `KnownTensor` of known.py, which says what they do.
+// Nothing is held alive but keys.
+#include <Python.h>
+#include <string.h>
+
+typedef struct {
+    PyObject *key;      // of a dict, held
+    PyObject *value;    // only its identity: it may be gone
+    PyObject *checker;  // held; NULL where nothing can be different inside, () of a container that was empty
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    int is_list;
+    Py_ssize_t count, room;
+    Entry *entries;
+    uint64_t tag;  // of the dict when it was last compared
+} Known;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *version, *shape, *memory;  // the latter two may be None: not asked
+} KnownTensor;
+
+static PyTypeObject KnownType, KnownTensorType;
+static PyObject *s_version, *s_shape, *s_data_ptr, *s_same;
+
+// Of all that ask whether something differs: 0 it is the same, 1 it is not, -1 an exception is set.
+static int unequal(PyObject *now, PyObject *was) {
+    if (!now) return -1;
+    int equal = PyObject_RichCompareBool(now, was, Py_EQ);
+    Py_DECREF(now);
+    return equal < 0 ? -1 : !equal;
+}
+
+static int tensor_differs(KnownTensor *self, PyObject *value) {
+    int differs = unequal(PyObject_GetAttr(value, s_version), self->version);
+    if (differs < 0 && PyErr_ExceptionMatches(PyExc_RuntimeError)) {  // inference tensors do not count: they have -1
+        PyErr_Clear();
+        differs = PyLong_AsLong(self->version) != -1;
+    }
+    if (!differs && self->shape != Py_None) differs = unequal(PyObject_GetAttr(value, s_shape), self->shape);
+    if (!differs && self->memory != Py_None) differs = unequal(PyObject_CallMethodNoArgs(value, s_data_ptr), self->memory);
+    return differs;
+}
+
+static int known_differs(Known *self, PyObject *value);
+
+static int inside_differs(PyObject *checker, PyObject *value) {
+    if (Py_TYPE(checker) == &KnownTensorType) return tensor_differs((KnownTensor *)checker, value);
+    if (Py_TYPE(checker) == &KnownType) return known_differs((Known *)checker, value);
+    if (PyTuple_CheckExact(checker)) {
+        Py_ssize_t length = PyObject_Size(value);
+        return length < 0 ? -1 : length > 0;
+    }
+    PyObject *said = PyObject_CallMethodOneArg(checker, s_same, value);
+    return said ? unequal(said, Py_True) : -1;
+}
+
+// A number that no dict has had before it was changed to what it is now; 0 where Python does not keep one.
+static uint64_t tag_of(PyObject *dict) {
+#if PY_VERSION_HEX < 0x030C0000
+    return ((PyDictObject *)dict)->ma_version_tag;
+#else
+    return 0;
+#endif
+}
+
+static int identities_differ(Known *self, PyObject *value) {
+    Entry *entry = self->entries, *end = entry + self->count;
+    if (self->is_list) {
+        if (!PyList_Check(value) || PyList_GET_SIZE(value) != self->count) return 1;
+        for (Py_ssize_t i = 0; entry < end; entry++, i++)
+            if (PyList_GET_ITEM(value, i) != entry->value) return 1;
+        return 0;
+    }
+    if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != self->count) return 1;
+    if (self->tag && self->tag == tag_of(value)) return 0;
+    PyObject *key, *one;
+    for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &one); entry++)
+        if (entry == end || key != entry->key || one != entry->value) return 1;
+    self->tag = tag_of(value);
+    return 0;
+}
+
+// For the same identities. Checking may run code that takes values out of the container, or that teaches us other
+// entries: checkers and values are held, a few at a time, until they are through.
+static int insides_differ(Known *self, PyObject *value) {
+    enum { FEW = 32 };
+    PyObject *checkers[FEW], *values[FEW];
+    int found = 0;
+    for (Py_ssize_t i = 0; i < self->count && !found;) {
+        if (i && identities_differ(self, value)) return 1;
+        int held = 0;
+        for (; i < self->count && held < FEW; i++) {
+            if (!self->entries[i].checker) continue;
+            checkers[held] = Py_NewRef(self->entries[i].checker);
+            values[held++] = Py_NewRef(self->entries[i].value);
+        }
+        for (int j = 0; j < held; j++) {
+            if (!found) found = inside_differs(checkers[j], values[j]);
+            Py_DECREF(checkers[j]);
+            Py_DECREF(values[j]);
+        }
+    }
+    return found;
+}
+
+static int known_differs(Known *self, PyObject *value) {
+    return identities_differ(self, value) ? 1 : insides_differ(self, value);
+}
+
+static PyObject *same(PyObject *self, PyObject *value) {
+    int found = inside_differs(self, value);
+    return found < 0 ? NULL : PyBool_FromLong(!found);
+}
+
+// What is different in a copy of a dict's items, added to the places; NULL with or without an exception.
+static PyObject *different(Known *self, PyObject *items, PyObject *places) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *key = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 0);
+        PyObject *value = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        int found = 1;
+        if (i < self->count) {
+            if (self->entries[i].key != key) return NULL;  // names went, or came in between
+            PyObject *checker = Py_XNewRef(self->entries[i].checker);
+            if (self->entries[i].value == value) found = checker ? inside_differs(checker, value) : 0;
+            Py_XDECREF(checker);
+        }
+        if (!found) continue;
+        PyObject *place = found < 0 ? NULL : Py_BuildValue("(nOO)", i, key, value);
+        int failed = !place || PyList_Append(places, place) < 0;
+        Py_XDECREF(place);
+        if (failed) return NULL;
+    }
+    return PyList_GET_SIZE(items) < self->count ? NULL : places;
+}
+
+static PyObject *moved(PyObject *object, PyObject *value) {
+    Known *self = (Known *)object;
+    int found = known_differs(self, value);
+    if (found < 0) return NULL;
+    if (!found) return PyTuple_New(0);
+    if (!PyDict_Check(value)) Py_RETURN_NONE;
+    PyObject *items = PyDict_Items(value), *places = PyList_New(0);
+    if (items && places && different(self, items, places)) {
+        Py_DECREF(items);
+        return places;
+    }
+    Py_XDECREF(items);
+    Py_XDECREF(places);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static int reserve(Known *self, Py_ssize_t room) {
+    if (room <= self->room) return 0;
+    Entry *entries = PyMem_Realloc(self->entries, room * sizeof(Entry));
+    if (!entries) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(entries + self->room, 0, (room - self->room) * sizeof(Entry));
+    self->entries = entries, self->room = room;
+    return 0;
+}
+
+static void fill(Entry *entry, PyObject *key, void *value, PyObject *checker) {
+    Py_XSETREF(entry->key, Py_NewRef(key));
+    entry->value = value;
+    Py_XSETREF(entry->checker, checker == Py_None ? NULL : Py_NewRef(checker));
+}
+
+// put(place, key, value, checker)
+static PyObject *put(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    Known *self = (Known *)object;
+    Py_ssize_t place = PyLong_AsSsize_t(given[0]);
+    self->tag = 0;
+    if (place == self->count) {
+        if (reserve(self, place + 4) < 0) return NULL;
+        self->count++;
+    }
+    if (place >= 0 && place < self->count) fill(self->entries + place, given[1], given[2], given[3]);
+    Py_RETURN_NONE;
+}
+
+static void forget_known(PyObject *object) {
+    Known *self = (Known *)object;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Py_XDECREF(self->entries[i].key);
+        Py_XDECREF(self->entries[i].checker);
+    }
+    PyMem_Free(self->entries);
+    PyObject_Free(object);
+}
+
+static void forget_tensor(PyObject *object) {
+    KnownTensor *self = (KnownTensor *)object;
+    Py_XDECREF(self->version);
+    Py_XDECREF(self->shape);
+    Py_XDECREF(self->memory);
+    PyObject_Free(object);
+}
+
+// known(keys or None, identities, checkers)
+static PyObject *known(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    PyObject *keys = given[0], *ids = given[1], *checkers = given[2];
+    Known *self = PyObject_New(Known, &KnownType);
+    if (!self) return NULL;
+    self->is_list = keys == Py_None, self->count = self->room = 0, self->entries = NULL, self->tag = 0;
+    if (reserve(self, PyList_GET_SIZE(ids)) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (; self->count < PyList_GET_SIZE(ids); self->count++) {
+        Py_ssize_t i = self->count;
+        PyObject *key = self->is_list ? Py_None : PyList_GET_ITEM(keys, i);
+        fill(self->entries + i, key, PyLong_AsVoidPtr(PyList_GET_ITEM(ids, i)), PyList_GET_ITEM(checkers, i));
+    }
+    return (PyObject *)self;
+}
+
+// known_tensor(version, shape or None, memory or None)
+static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    KnownTensor *self = PyObject_New(KnownTensor, &KnownTensorType);
+    if (!self) return NULL;
+    self->version = Py_NewRef(given[0]), self->shape = Py_NewRef(given[1]), self->memory = Py_NewRef(given[2]);
+    return (PyObject *)self;
+}
+
+static PyMethodDef known_methods[] = {
+    {"same", same, METH_O}, {"moved", moved, METH_O}, {"put", (PyCFunction)(void *)put, METH_FASTCALL}, {NULL},
+};
+static PyTypeObject KnownType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Known", .tp_basicsize = sizeof(Known), .tp_dealloc = forget_known,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, .tp_methods = known_methods,
+};
+static PyMethodDef tensor_methods[] = {{"same", same, METH_O}, {NULL}};
+static PyTypeObject KnownTensorType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "KnownTensor", .tp_basicsize = sizeof(KnownTensor),
+    .tp_dealloc = forget_tensor, .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_methods = tensor_methods,
+};
+static PyMethodDef known_def = {"known", (PyCFunction)(void *)known, METH_FASTCALL};
+static PyMethodDef tensor_def = {"known_tensor", (PyCFunction)(void *)known_tensor, METH_FASTCALL};
+
+// (known, known_tensor)
+PyObject *functions(void) {
+    s_version = PyUnicode_InternFromString("_version"), s_shape = PyUnicode_InternFromString("shape");
+    s_data_ptr = PyUnicode_InternFromString("data_ptr"), s_same = PyUnicode_InternFromString("same");
+    if (!s_version || !s_shape || !s_data_ptr || !s_same) return NULL;
+    if (PyType_Ready(&KnownType) < 0 || PyType_Ready(&KnownTensorType) < 0) return NULL;
+    return Py_BuildValue("(NN)", PyCFunction_New(&known_def, NULL), PyCFunction_New(&tensor_def, NULL));
+}
