@@ -127,6 +127,51 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (f"ranks 8 {script}\n", "")
 
 
+def killing(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
+    """`meshwright analyze` whose processes are ended while they read."""
+    code = (
+        "from meshwright.observe import gathering\nfrom tests.observe import killed\n"
+        f"gathering.FEW, gathering.facts_of = 0, killed.{how}\n"
+        "from meshwright.cli import main\nmain()\n"
+    )
+    command = [sys.executable, "-c", code, "analyze", str(folder), "--workers", "2", "--no-cache", "--json"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_a_file_whose_reader_is_ended_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    for rank in range(6):
+        name = f"large{rank}.json" if rank in (1, 4) else f"rank{rank}.json"
+        (tmp_path / name).write_text(small(rank, [(0, 5), (9, 3)]))
+    done = killing(tmp_path, "by_its_file")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 2, 3, 5]
+    told = {Path(one["path"]).name: one["why"] for one in found["skipped"]}
+    assert told == dict.fromkeys(
+        ["large1.json", "large4.json"], "the process that read it was ended: was it out of memory?"
+    )
+
+
+def test_a_reader_that_is_ended_once_costs_nothing(tmp_path: Path) -> None:
+    for rank in range(6):
+        (tmp_path / f"rank{rank}.json").write_text(small(rank, [(0, 5), (9, 3)]))
+    done = killing(tmp_path, "once")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(6))
+    assert found["skipped"] == []
+
+
+def test_where_every_reader_is_ended_the_error_says_so(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"large{rank}.json").write_text(small(rank, [(0, 5)]))
+    done = killing(tmp_path, "by_its_file")
+    assert done.returncode == 2
+    assert "large0.json: the process that read it was ended: was it out of memory?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_analysis_comes_from_parquet_and_is_the_same(tmp_path: Path, dlrm: Any) -> None:
     for file in DLRM.iterdir():
         shutil.copy(file, tmp_path)

@@ -80,7 +80,7 @@ def test_a_damaged_packed_file_gives_what_came_before(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b" \n", "is blank"),
-        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"", mtime=0), "is empty"),
         (b"\x1f\x8b", "is empty; the packed file is cut off"),
         ("{}".encode("utf-16"), "is UTF-16"),
         ('{"traceEvents": []}'.encode("utf-16-le"), "is UTF-16"),

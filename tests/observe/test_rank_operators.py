@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.observe.rank import nesting
 from meshwright.observe.rank.issued import issued
 from meshwright.observe.rank.nesting import nest, threads_of
 from meshwright.observe.rank.operators import operators_of
@@ -36,12 +39,16 @@ def plainly(spans: list[tuple[int, int, int]]) -> list[int]:
     return parents
 
 
+@pytest.mark.parametrize("portable", [False, True])
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 30)), max_size=25))
-def test_nesting_of_any_spans(made: list[tuple[int, int, int]]) -> None:
-    """Also of spans that cross, which are cut at the end of the one around them."""
+@given(made=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 30)), max_size=25))
+def test_nesting_of_any_spans(portable: bool, made: list[tuple[int, int, int]]) -> None:
+    """Also of spans that cross, which are cut at the end of the one around them; and where nothing can be compiled."""
     trace = trace_of([event("cpu_op", "op", start, long, 1, thread) for thread, start, long in made])
-    found = nest(trace, trace.complete(Category.OPERATOR))
+    with patch.object(nesting, "compiler", lambda: "") if portable else nullcontext():
+        nesting._library.cache_clear()
+        found = nest(trace, trace.complete(Category.OPERATOR))
+    nesting._library.cache_clear()
     spans = list(
         zip(
             found.thread.tolist(),
@@ -51,6 +58,8 @@ def test_nesting_of_any_spans(made: list[tuple[int, int, int]]) -> None:
         )
     )
     assert spans == sorted(spans, key=lambda span: (span[0], span[1], -max(span[2], span[1] + 1)))
+    twice = [(span, row) for span, row in zip(spans, found.rows.tolist(), strict=True) if spans.count(span) > 1]
+    assert twice == sorted(twice, key=lambda pair: (pair[0][0], pair[0][1], -pair[0][2], pair[1]))
     assert found.parent.tolist() == plainly(spans)
     values = np.arange(1, len(spans) + 1)
     below: dict[int, set[int]] = defaultdict(set)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.observe import calm_numpy  # noqa: F401 (before what imports numpy)
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.finding import VALID, Place, one_per_rank, sources
 from meshwright.observe.gathering import Broken, Tell, gather
 from meshwright.observe.job.across import Across, across
 from meshwright.observe.job.critical import critical_paths
 from meshwright.observe.job.stragglers import stragglers
-from meshwright.plan import Plan
 
 if TYPE_CHECKING:
     from meshwright.observe.job.against_plan import Against
     from meshwright.observe.job.records import RecordedJob
     from meshwright.observe.rank.facts import RankFacts
     from meshwright.observe.rank.snapshot import Snapshot
+    from meshwright.plan import Plan
 
 T = TypeVar("T")
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.observe.rank.facts import RankFacts, digest
 from meshwright.observe.traces import read_trace
-from meshwright.observe.traces.cache import read_cached
+from meshwright.observe.traces.cache import keep, kept, stamp_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Tell = Callable[[int, int], None]  # files done, of how many
 FEW = 20_000_000  # bytes of files that are sooner read than processes started
@@ -30,7 +33,7 @@ class Broken:
 def facts_of(path: str, cache: bool = True) -> RankFacts | Broken:
     """What one file says; never an exception for what is wrong with a file: a thousand others wait."""
     try:
-        return digest(read_cached(path) if cache else read_trace(path))
+        return _digested(path, cache)
     except InputError as error:
         error.file = ""
         return Broken(path, str(error))
@@ -38,6 +41,15 @@ def facts_of(path: str, cache: bool = True) -> RankFacts | Broken:
         return Broken(path, f"cannot be read: {error.strerror or error}")
     except MemoryError:
         return Broken(path, "does not fit into memory")
+
+
+def _digested(path: str, cache: bool) -> RankFacts:
+    if cache and (found := kept(path)):
+        return digest(found)
+    source = stamp_of(path)
+    trace = read_trace(path)
+    facts = digest(trace)  # before it is kept: the library of Parquet takes as much memory as this does
+    return replace(facts, notes=(*facts.notes, *keep(trace, source))) if cache else facts
 
 
 def gather(
@@ -81,20 +93,26 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
 
     # A server that has all modules: each worker is then a copy of it, in a hundredth of a second.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["meshwright.observe.calm_numpy", __name__])
     left = dict.fromkeys(sorted(sizes, key=lambda path: -sizes[path]))
     now = workers
     while left:
+        running: dict[Future[RankFacts | Broken], str] = {}
         try:
             with ProcessPoolExecutor(now, context) as pool:
                 with _script_left_alone():
-                    running = {pool.submit(facts_of, path, cache): path for path in left}
+                    for path in left:
+                        running[pool.submit(facts_of, path, cache)] = path
                 for done in as_completed(running):
                     facts = done.result()
                     del left[running[done]]
                     yield running[done], facts
         except BrokenProcessPool:
-            if now == 1:
+            for done, path in running.items():  # what was read before it happened
+                if path in left and not done.exception():
+                    del left[path]
+                    yield path, done.result()
+            if now == 1 and left:
                 path = next(iter(left))
                 del left[path]
                 yield path, Broken(path, "the process that read it was ended: was it out of memory?")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.job.ordering import Ints
 from meshwright.observe.rank.calls import Calls
 
@@ -32,7 +33,7 @@ def exposed(calls: Calls, edges: Ints, waiting: Ints, bubble: Ints) -> Exposed:
         (np.clip(starts, edges[0], edges[-1]), np.clip(ends, edges[0], edges[-1]))
         for starts, ends in ((arrives, calls.end), (calls.start, late), (late, arrives))
     ]
-    cuts = np.unique(np.concatenate([side for span in spans for side in span]))
+    cuts = distinct(np.concatenate([side for span in spans for side in span]))
     if len(cuts) < 2:
         nothing = np.zeros(len(calls))
         return Exposed(nothing, nothing, nothing)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.job.collectives import Aligned
 from meshwright.observe.job.matching import calls_of_rank
 from meshwright.observe.job.ordering import Ints
@@ -41,7 +42,7 @@ class StepParts:
 
 def step_numbers(facts: Sequence[RankFacts]) -> Ints:
     """The numbers of the steps that any rank has; -1 only where no rank has marked any."""
-    found = np.unique(
+    found = distinct(
         np.concatenate([np.empty(0, np.int64), *(one.devices[0].windows.numbers for one in facts if one.devices)])
     )
     return found[found >= 0] if (found >= 0).any() else found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.job.collectives import Aligned
 from meshwright.observe.job.exposed import exposed
 from meshwright.observe.job.matching import Matched, calls_of_rank
@@ -76,7 +77,7 @@ def collective_table(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[Coll
     crosses = _crossing(facts, matched)
     rows = []
     for number, some in enumerate(np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1])):
-        calls = np.unique(matched.call[some])
+        calls = distinct(matched.call[some])
         one = int(matched.call[first[number]])
         word, size = KINDS[matched.kind[first[number]]], int(large[one])
         speeds, factors = _speeds(aligned, calls, word)
@@ -147,7 +148,7 @@ def _speeds(aligned: Aligned, calls: Ints, kind: str) -> tuple[NDArray[np.float6
     """Bytes per nanosecond = GB/s of the calls that tell it, and what to multiply them with for the bus."""
     known = calls[aligned.split[calls] & (aligned.bytes[calls] > 0) & (aligned.transfer[calls] > 0)]
     sizes = aligned.matched.size[known]
-    factors = {size: bus_factor(kind, size) for size in np.unique(sizes).tolist()}
+    factors = {size: bus_factor(kind, size) for size in distinct(sizes).tolist()}
     return aligned.bytes[known] / aligned.transfer[known], np.array([factors[size] for size in sizes.tolist()])
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.rank.intervals import before, union
 from meshwright.observe.rank.work import COMMUNICATES, COMPUTE, Work
 from meshwright.observe.traces import NONE, Category, Trace
@@ -156,7 +157,7 @@ def _kinds(trace: Trace, rows: Ints, told: Ints, launch: Ints) -> Ints:
     words = np.where(around >= 0, np.append(trace.events.name[spans], 0)[around], words)
     if len(trace.collectives.name):
         words = np.where(told >= 0, trace.collectives.name[told], words)
-    place = {int(number): KINDS.index(kind_of(trace.texts[number])) for number in np.unique(words)}
+    place = {int(number): KINDS.index(kind_of(trace.texts[number])) for number in distinct(words)}
     return np.array([place[int(number)] for number in words], np.int64)
 
 

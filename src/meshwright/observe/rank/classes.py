@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.traces import Trace
 
 # The first that matches names the kernel. Libraries: cuBLAS, cuBLASLt, CUTLASS, Tensile, hipBLASLt, cuDNN, MIOpen,
@@ -45,6 +46,6 @@ def kernel_class(name: str) -> str:
 def classes_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int64]:
     """The place in CLASSES of each of some names (numbers into the trace's texts)."""
     place = np.full(len(trace.texts), -1, np.int64)
-    for number in np.unique(names):
+    for number in distinct(names):
         place[number] = CLASSES.index(kernel_class(trace.texts[number]))
     return place[names]

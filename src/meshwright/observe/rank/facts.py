@@ -80,7 +80,8 @@ def digest(trace: Trace) -> RankFacts:
     host = issued(trace)
     works = work_of(trace)
     on_host = bool(works) and works[0].device == HOST
-    costs = operators_of(trace, host, None if on_host else roofline(first))
+    has_shapes = bool((trace.operators.dims > 0).any())
+    costs = operators_of(trace, host, roofline(first) if has_shapes and not on_host else None)
     return RankFacts(
         path=trace.path,
         rank=trace.rank,

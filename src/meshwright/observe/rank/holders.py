@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.rank.issued import Issued
 from meshwright.observe.rank.memory import ON_HOST
 from meshwright.observe.rank.modules import kind_of, scopes_of
@@ -51,7 +52,7 @@ def held_at_peak(trace: Trace, work: Issued) -> Held | None:
     if not len(mine):
         return None
     mine = mine[np.argsort(trace.events.ts[memory.row[mine]], kind="stable")]
-    found = [_fullest(trace, work, mine[memory.device[mine] == device]) for device in np.unique(memory.device[mine])]
+    found = [_fullest(trace, work, mine[memory.device[mine] == device]) for device in distinct(memory.device[mine])]
     return max(found, key=lambda held: held.allocated)
 
 
@@ -94,7 +95,7 @@ def _holders(trace: Trace, work: Issued, live: Ints) -> tuple[Holder, ...]:
     _, scopes, words = scopes_of(trace, work.threads)
     scope = scopes.innermost(threads, times)
     paths = {-1: ""}
-    for place in np.unique(scope[scope >= 0]).tolist():
+    for place in distinct(scope[scope >= 0]).tolist():
         around = int(scopes.parent[place])
         path = [kind_of(words[place])]
         while around >= 0:

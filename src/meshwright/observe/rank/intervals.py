@@ -17,8 +17,10 @@ def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """
     if not len(starts):
         return starts, ends
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    if (starts[1:] < starts[:-1]).any():  # work is nearly always in order
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    ends = np.maximum.accumulate(ends)
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))
     return starts[first], ends[np.append(first[1:], len(ends)) - 1]
 

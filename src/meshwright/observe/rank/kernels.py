@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from meshwright.observe.traces import Category, Trace
 
 QUANTILES = (0.5, 0.9, 0.99)
-LONG = 1 << 32  # nanoseconds: 4.3 s
+BITS = 32  # for durations: 4.3 s in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Kernel:
 
 def _in_order(names: NDArray[np.int32], durations: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """By name, then duration: as one number of both, which sorts five times as fast, where durations leave room for it."""
-    if len(durations) and durations.max() < LONG:
-        keys = np.sort(names.astype(np.int64) * LONG + durations)
-        return keys // LONG, keys % LONG
+    if len(durations) and durations.max() < 1 << BITS:
+        keys = np.sort((names.astype(np.int64) << BITS) + durations)
+        return keys >> BITS, keys & ((1 << BITS) - 1)
     order = np.lexsort((durations, names))
     return names[order].astype(np.int64), durations[order]
 

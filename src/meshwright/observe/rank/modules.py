@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.rank.backward import forwards_of
 from meshwright.observe.rank.issued import Issued
 from meshwright.observe.rank.nesting import Nest, nest
@@ -104,12 +105,10 @@ def scopes_of(trace: Trace, threads: Ints) -> tuple[str, Nest, list[str]]:
 def _scopes(trace: Trace) -> tuple[str, Ints, dict[int, str]]:
     """What tells of parts, the rows of their spans, and the name of each number of a text."""
     python = trace.complete(Category.PYTHON)
-    named = np.unique(trace.events.name[python])
+    named = distinct(trace.events.name[python])
     modules = {int(n): found[1] for n in named if (found := MODULE.match(trace.texts[n]))}
     noted = trace.complete(Category.ANNOTATION)
-    marks = {
-        int(n): trace.texts[n] for n in np.unique(trace.events.name[noted]) if not NOT_A_PART.match(trace.texts[n])
-    }
+    marks = {int(n): trace.texts[n] for n in distinct(trace.events.name[noted]) if not NOT_A_PART.match(trace.texts[n])}
     if modules:
         names, rows = modules | marks, np.concatenate([python, noted])
         return "modules", rows[np.isin(trace.events.name[rows], list(names))], names

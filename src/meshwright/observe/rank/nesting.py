@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.native import BuildError, compiler, loaded
+from meshwright.observe.distinct import distinct
 from meshwright.observe.traces import Trace
 
 Ints = NDArray[np.int64]
@@ -30,7 +36,7 @@ class Nest:
     def innermost(self, threads: Ints, times: Ints) -> Ints:
         """The place of the innermost span of a thread that is open at each time, -1 for none."""
         found = np.full(len(times), -1)
-        for thread in np.unique(threads):
+        for thread in distinct(threads):
             first, stop = np.searchsorted(self.thread, [thread, thread + 1])
             mine = np.flatnonzero(threads == thread)
             found[mine] = np.searchsorted(self.starts[first:stop], times[mine], side="right") - 1 + first
@@ -68,13 +74,24 @@ def nest(trace: Trace, rows: Ints, threads: Ints | None = None) -> Nest:
     stops = starts + np.maximum(trace.events.dur[rows], 1)  # a span of no length is open for a moment
     # Threads one after the other on one line of time: then one search serves all.
     shift = thread * int(stops.max() - starts.min()) if len(rows) else thread
-    order = np.lexsort((-stops, starts + shift))
+    order = _in_order(starts + shift, stops)
     rows, thread, shift = rows[order], thread[order], shift[order]
     starts, stops = starts[order] + shift, stops[order] + shift
-    parent, stops = _parents(starts, stops)
-    last = np.searchsorted(starts, stops)
+    parent, stops, last = (_portable if _library() is None else _compiled)(starts, stops)
     ends = np.minimum(stops - shift, trace.events.ts[rows] + trace.events.dur[rows])
-    return Nest(rows, thread, starts - shift, ends, parent, np.maximum(last, np.arange(1, len(rows) + 1)))
+    return Nest(rows, thread, starts - shift, ends, parent, last)
+
+
+def _in_order(starts: Ints, stops: Ints) -> Ints:
+    """By start, the longer first, then as they came. Files have a thread's spans all but in order, which costs a stable
+    sort nothing; those that start at once are few, and sorted once more."""
+    order = np.argsort(starts, kind="stable")
+    ordered = starts[order]
+    same = ordered[1:] == ordered[:-1]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    some = order[tied]
+    order[tied] = some[np.lexsort((-stops[some], ordered[tied]))]
+    return order
 
 
 def threads_of(trace: Trace) -> Ints:
@@ -82,6 +99,33 @@ def threads_of(trace: Trace) -> Ints:
     keys = [(str(track.pid), str(track.tid)) for track in trace.tracks]
     place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([place[key] for key in keys], np.int64)
+
+
+def _compiled(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
+    """The parent of each span, where it ends at the latest, and one more than the place of the last span inside."""
+    stops = stops.copy()
+    parent, last, room = (np.empty(len(starts), np.int64) for _ in range(3))
+    _library().enclose(len(starts), *(column.ctypes.data for column in (starts, stops, parent, last, room)))
+    return parent, stops, last
+
+
+@cache
+def _library() -> Any:
+    """nesting.c; None where it cannot be built, of which whoever read the trace has told."""
+    try:
+        made = loaded(files("meshwright.observe.rank").joinpath("nesting.c").read_text()) if compiler() else None
+    except BuildError:
+        return None
+    if made:
+        made.enclose.argtypes, made.enclose.restype = [ctypes.c_int64, *[ctypes.c_void_p] * 5], None
+    return made
+
+
+def _portable(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
+    """The same where nothing is compiled."""
+    parent, stops = _parents(starts, stops)
+    last = np.searchsorted(starts, stops)
+    return parent, stops, np.maximum(last, np.arange(1, len(starts) + 1))
 
 
 def _parents(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:

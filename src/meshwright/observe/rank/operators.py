@@ -72,7 +72,7 @@ class Operators:
     flops_time: int  # nanoseconds that these took
     bytes: int
     bytes_time: int
-    device: str  # the catalogue's name; "" where it is not known
+    device: str  # the catalogue's name; "" where it is not known, or no shapes were recorded to hold against it
     unattributed: int  # nanoseconds of device work that no operator issued
 
 
@@ -136,6 +136,8 @@ def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> l
     place_of = np.full(len(trace.events), -1)
     place_of[spans.rows] = np.arange(len(spans))
     described = np.flatnonzero((inputs.dims > 0) & (place_of[inputs.row] >= 0))
+    if not len(described):
+        return []
     places = place_of[inputs.row[described]]
     can_cost = np.array([counted(text) for text in trace.texts], np.bool_)[trace.events.name[spans.rows]]
     multiplies = np.array([has_flops(text) for text in trace.texts], np.bool_)[trace.events.name[spans.rows]]

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.cluster import catalogue
 from meshwright.errors import UnknownName
 from meshwright.observe.rank.inputs import Cost
 
@@ -47,6 +46,8 @@ def roofline(properties: dict[str, Any]) -> Roofline | None:
     >>> roofline({"name": "NVIDIA A100-PG509-200", "totalGlobalMem": 42505273344}).device
     'a100-40gb'
     """
+    from meshwright.cluster import catalogue  # a twentieth of a second, which traces without shapes need not spend
+
     name = str(properties.get("name") or "")
     size = properties.get("totalGlobalMem")
     gib = size / 2**30 if isinstance(size, int | float) else 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.observe.distinct import distinct
 from meshwright.observe.rank.communication import COMMUNICATION, communication_kernels
 from meshwright.observe.traces import NONE, Category, Trace
 
@@ -58,7 +59,7 @@ def work_of(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> tup
     whole = Work(None, rows, starts, starts + trace.events.dur[rows], kind, launch, issued)
     whole = whole.some(np.argsort(starts, kind="stable"))
     place = pid_of[trace.events.track[whole.rows]]
-    found = [replace(whole.some(place == pid), device=pids[pid]) for pid in np.unique(place)]
+    found = [replace(whole.some(place == pid), device=pids[pid]) for pid in distinct(place)]
     return tuple(sorted(found, key=lambda work: int((work.starts - work.ends).sum())))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.observe.traces.arrow_memory import returning_memory
 from meshwright.observe.traces.categories import Category
 from meshwright.observe.traces.columns import INNER, NAMES
 from meshwright.observe.traces.ranks import rank_of
@@ -26,10 +25,11 @@ from meshwright.observe.traces.trace import Note, Trace, Track
 VERSION = 1  # of how a trace is read: another one makes every cache out of date
 # Columns and categories as well: a further one needs no further thought here.
 FORMAT = f"{VERSION}.{zlib.crc32(repr((INNER, [kind.name for kind in Category])).encode()):08x}"
-ROWS = 1 << 18  # written at once: bounds the memory that it takes
+ROWS = 1 << 17  # written at once: bounds the memory that it takes
 TABLES = ("events", *NAMES)
 FILES = tuple(f"{name}.parquet" for name in (*TABLES, "texts"))
 KEY = b"meshwright"
+Stamp = dict[str, int]
 
 # Measured on 527,000 events: 2.4 MB where ids and times are kept as differences, and written in a third of the time that
 # dictionaries of them take. (Splitting into bytes is smaller for durations, but SQL engines of 2024 do not read it.)
@@ -49,27 +49,35 @@ def read_cached(path: str | Path) -> Trace:
     >>> len(again.events) == len(once.events), again.texts == once.texts
     (True, True)
     """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        return read_trace(path)
-    folder = folder_of(path)
-    try:
-        source = _stamp(path)
-        with _returning_memory():
-            found = _read(folder, source, str(path)) if folder.is_dir() else None
-    except Exception:  # what a damaged file makes readers of Parquet say is without end
-        found = None
-    if found:
+    if found := kept(path):
         return found
+    source = stamp_of(path)
     trace = read_trace(path)
+    return replace(trace, notes=(*trace.notes, *keep(trace, source)))
+
+
+def kept(path: str | Path) -> Trace | None:
+    """The trace in a file from its cache, None where there is none that can be used."""
+    folder = folder_of(path)
+    if not folder.is_dir():
+        return None
     try:
-        with _returning_memory():
-            _write(folder, trace, source)
+        with returning_memory():
+            return _read(folder, stamp_of(path), str(path))
+    except Exception:  # what a damaged file makes readers of Parquet say is without end
+        return None
+
+
+def keep(trace: Trace, source: Stamp | None) -> tuple[Note, ...]:
+    """Make the cache of a trace whose file was `source` before it was read; a note where none can be made."""
+    try:
+        with returning_memory():
+            _write(folder_of(trace.path), trace, source)
+    except ImportError:
+        return ()
     except OSError as error:
-        note = Note(f"not kept in Parquet beside the file: {error.strerror or error}")
-        return replace(trace, notes=(*trace.notes, note))
-    return trace
+        return (Note(f"not kept in Parquet beside the file: {error.strerror or error}"),)
+    return ()
 
 
 def folder_of(path: str | Path) -> Path:
@@ -84,12 +92,12 @@ def folder_of(path: str | Path) -> Path:
 def parquet_of(path: str | Path, spare: str | Path) -> Path:
     """The folder that holds a trace as Parquet: its cache, or one that is made in `spare` where there is none."""
     try:
-        if (_read_told(folder_of(path)) or {}).get("source") == _stamp(path):
+        if (_read_told(folder_of(path)) or {}).get("source") == stamp_of(path):
             return folder_of(path)
     except Exception:  # as above
         pass
     folder = Path(spare) / f"{zlib.crc32(str(path).encode()):08x}.{Path(path).name}"
-    _write(folder, read_trace(path), _stamp(path))
+    _write(folder, read_trace(path), stamp_of(path))
     return folder
 
 
@@ -99,25 +107,16 @@ def _read_told(folder: Path) -> dict[str, Any] | None:
     return told if told["format"] == FORMAT else None
 
 
-@contextmanager
-def _returning_memory() -> Iterator[None]:
-    """Arrow's own allocator keeps what it once had, 20 to 40 MiB here, in every process that reads traces."""
-    import pyarrow as pa
-
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
+def stamp_of(path: str | Path) -> Stamp | None:
+    """What tells a file from the one that it becomes when it is written again; None where there is none."""
     try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
-
-
-def _stamp(path: str | Path) -> dict[str, int]:
-    found = os.stat(path)
+        found = os.stat(path)
+    except OSError:
+        return None
     return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
 
 
-def _read(folder: Path, source: dict[str, int], path: str) -> Trace | None:
+def _read(folder: Path, source: Stamp | None, path: str) -> Trace | None:
     """The trace that a cache holds, None where that is another one."""
     from meshwright.observe.traces.arrow import events_from, table_from
 
@@ -157,9 +156,11 @@ def _columns(file: Path) -> Callable[[str], Any]:
     return lambda name: opened.read([name], use_threads=False)[name]
 
 
-def _write(folder: Path, trace: Trace, source: dict[str, int]) -> None:
+def _write(folder: Path, trace: Trace, source: Stamp | None) -> None:
     """All files, in a folder of another name until they are whole."""
     import pyarrow as pa
+
+    from meshwright.observe.traces.arrow import text_array
 
     told = {
         "format": FORMAT,
@@ -170,8 +171,8 @@ def _write(folder: Path, trace: Trace, source: dict[str, int]) -> None:
         "notes": [asdict(note) for note in trace.notes],
         "text_bytes": trace.text_bytes,
     }
-    texts = pa.table({"text": pa.array(trace.texts, pa.string())}, metadata={KEY: json.dumps(told)})
-    made = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    texts = pa.table({"text": text_array(trace.texts)}, metadata={KEY: json.dumps(told)})
+    made = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     made.mkdir()
     try:
         for name in TABLES:
@@ -187,10 +188,8 @@ def _write(folder: Path, trace: Trace, source: dict[str, int]) -> None:
 def _write_table(file: Path, trace: Trace, name: str) -> None:
     from meshwright.observe.traces.arrow import rows_in, to_arrow
 
-    first = to_arrow(trace, name, 0, ROWS)
-    with _writer(file, first.schema) as writer:
-        writer.write_table(first)
-        for start in range(ROWS, rows_in(trace, name), ROWS):
+    with _writer(file, to_arrow(trace, name, 0, 0).schema) as writer:
+        for start in range(0, rows_in(trace, name), ROWS):
             writer.write_table(to_arrow(trace, name, start, start + ROWS))
 
 

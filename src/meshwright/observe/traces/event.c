@@ -8,6 +8,7 @@
 #define NONE INT64_MIN /* no such value in this event; equals columns.NONE */
 #define SLOTS 64
 #define KEYS 256 /* cells for known keys, a power of two */
+#define RECENT 64 /* tracks that are found at once, a power of two */
 enum { MORE, DONE, BAD, NO_MEMORY }; /* why scanning stopped; as in compiled.py */
 enum { WHOLE, TEXT, TIME, RAW, PHASE, ARGS, LIST }; /* kinds of slots; as in columns.py */
 enum { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS_SLOT, CORRELATION, EXTERNAL, FIRST_OF_TABLES }; /* slots; as in columns.py */
@@ -23,6 +24,12 @@ struct table {
 struct keys {
   const char *words[KEYS];
   int32_t lengths[KEYS], slots[KEYS];
+};
+
+/* A track whose pid and tid have at most 8 bytes each, as one number; a length of 0 where there is none. */
+struct recent {
+  uint64_t words[2];
+  int64_t lengths[2], track;
 };
 
 struct scanner {
@@ -43,6 +50,7 @@ struct scanner {
   int32_t *category, *name, *track;
   int64_t *ts, *dur, *link, *external;
   struct texts texts, words, tracks, lists;
+  struct recent recent[RECENT];
   struct table tables[SLOTS];
   int32_t table_count;
   /* what was changed or left out */

@@ -12,8 +12,10 @@ from typing import Any
 from meshwright.errors import InputError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-SLICE = 64 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times, so that these fill a MB or two
-PIECE = 1 << 20  # bytes of text unpacked at once: so much is lost before the place where a gzip file is damaged
+SLICE = 16 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times
+# Bytes of text unpacked at once: so much is lost before the place where a gzip file is damaged. Pieces from 128 KB on would
+# come from the system each anew, page by page, which takes as long as the unpacking.
+PIECE = 96 << 10
 
 
 class TextFile:

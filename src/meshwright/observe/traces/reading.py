@@ -17,7 +17,6 @@ from meshwright.observe.traces.building import build
 from meshwright.observe.traces.columns import OUTER, Scanned
 from meshwright.observe.traces.compiled import CompiledScanner, Status
 from meshwright.observe.traces.files import TextFile
-from meshwright.observe.traces.portable import PortableScanner
 from meshwright.observe.traces.trace import Note, Trace
 from meshwright.observe.traces.window import CHUNK, Window
 
@@ -72,10 +71,13 @@ def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int =
 def best_scanner() -> Scanner:
     """The compiled one where there is a compiler."""
     try:
-        return CompiledScanner() if compiler() else PortableScanner()
+        if compiler():
+            return CompiledScanner()
     except BuildError as error:
         warnings.warn(f"traces are read without compiled code, which is slower: {error}", stacklevel=2)
-        return PortableScanner()
+    from meshwright.observe.traces.portable import PortableScanner  # msgspec only where it is needed
+
+    return PortableScanner()
 
 
 class Document:

@@ -20,7 +20,7 @@ static inline int64_t got(const struct scanner *s, int slot, int64_t otherwise) 
   return s->seen >> slot & 1 ? s->values[slot] : otherwise;
 }
 
-static int64_t track_of(struct scanner *s) {
+static int64_t new_track(struct scanner *s) {
   int32_t pair[2];
   for (int i = 0; i < 2; i++) {
     int known = s->seen >> (PID + i) & 1;
@@ -29,6 +29,18 @@ static int64_t track_of(struct scanner *s) {
     pair[i] = (int32_t)word;
   }
   return intern(&s->tracks, (text)pair, sizeof pair);
+}
+
+/* The number of the event's track: nearly always one that was just there. */
+static int64_t track_of(struct scanner *s) {
+  if (~s->seen >> PID & 3 || s->raw_length[0] > 8 || s->raw_length[1] > 8) return new_track(s);
+  uint64_t pid = packed(s->raw[0], s->raw_length[0]), tid = packed(s->raw[1], s->raw_length[1]);
+  struct recent *r = &s->recent[mixed(pid ^ tid * 31) & (RECENT - 1)];
+  if (r->words[0] == pid && r->words[1] == tid && r->lengths[0] == s->raw_length[0] && r->lengths[1] == s->raw_length[1])
+    return r->track;
+  int64_t track = new_track(s);
+  if (track >= 0) *r = (struct recent){{pid, tid}, {s->raw_length[0], s->raw_length[1]}, track};
+  return track;
 }
 
 static int to_table(struct scanner *s, struct table *t) {

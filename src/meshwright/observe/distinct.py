@@ -1,0 +1,20 @@
+"""Which numbers there are."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Whole = TypeVar("Whole", np.int32, np.int64)
+
+
+def distinct(values: NDArray[Whole]) -> NDArray[Whole]:
+    """Each number once, in order. (np.unique loads masked arrays, to ask whether these are some: 8 ms.)
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
