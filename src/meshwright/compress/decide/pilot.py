@@ -12,8 +12,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import replace
+from math import ceil, inf
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from meshwright.compress.decide.choose import Decision, blind, decide, priced, s
 from meshwright.compress.decide.errors import Errors
 from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, units
 from meshwright.compress.decide.link import Submit, measured, neighbours, probe_of, probed, told
+from meshwright.compress.decide.outlook import Drag, Outlook
 from meshwright.compress.decide.pipeline import Strand, Times
 from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync.bucket import Gradients
@@ -46,17 +47,6 @@ _REMEMBERED = 16  # steps whose computing is remembered: some have more to do th
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What was decided before a step, and what came of it."""
-
-    step: int
-    facts: Facts
-    decision: Decision
-    expected: float  # seconds of a step
-    seen: float = 0.0  # the median until the next vote; 0: none yet
-
-
 class Pilot:
     """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
 
@@ -71,9 +61,11 @@ class Pilot:
         self._ways: dict[Unit, Way] = {}
         self._pace = 1.0  # of the worker, against rehearsals
         self._priced: dict[tuple[Way, Any], list[Strand]] = {}  # at that pace
-        self._drag = 1.0  # of steps, against simulations: what else runs on this machine
+        self._drag = Drag()
+        self._turned = False  # whether the link was another one at the last look
         self._probe = probe_of(self.link) if wire.size > 1 else 0  # bytes
         self._unprobed = 0.0  # seconds since the last one
+        self._calm = inf  # seconds of a step, the least that were seen since then under the same choices
         self._due, self._votes_taken = _FIRST, 0
         self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
         self._layout: tuple[Gradients, ...] = ()  # of the last step
@@ -206,7 +198,8 @@ class Pilot:
     def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
         every, self._seen = self._units(), seconds
         before = self.history[-1].facts.units if self.history else ()
-        changed = self._learn(seconds, worked) if self.history else True
+        turned, self._turned = self._turned, False  # what was decided then was decided by steps over two links
+        changed = self._learn(seconds, worked) or turned if self.history else True
         if self._errors:
             self._errors.take(every, rest[len(self._layout) :])
         facts = Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores)
@@ -224,24 +217,28 @@ class Pilot:
         self._pace = worked / planned if planned and worked else self._pace
         self._priced.clear()
         off = abs(seconds / before.expected - 1) > _OFF
-        changed = self._look_at_link(seconds, off=off)
-        if not changed:
-            drag = seconds / before.decision.times.step
-            self._drag = drag if len(self.history) == 1 else (self._drag + drag) / 2
-        return changed or off
+        self._turned = self._look_at_link(seconds, off=off)
+        if not self._turned:
+            drag = Drag.of(seconds, before.decision.times.step)
+            self._drag = drag if len(self.history) == 1 else self._drag.between(drag)
+        return self._turned or off
 
     def _look_at_link(self, seconds: float, *, off: bool) -> bool:
         """Send a probe where steps are not as expected, or where the last one is long ago; nothing else is under way.
         Whether the link is another one now."""
         self._unprobed += len(self._seconds) * seconds
+        self._calm = min(self._calm, seconds)
         messages = self.link.messages
-        if not off and all(way.exact for way in self._ways.values()):  # a faster link would change nothing
-            return False
-        if not off and self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
-            return False
+        if not off:
+            # Where sums are exact a faster link would change nothing; one that became slower little by little would, though
+            # each vote expected about what it saw.
+            if all(way.exact for way in self._ways.values()) and seconds < self._calm * (1 + _OFF):
+                return False
+            if self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
+                return False
         found = probed(self._wire, self._probe, self._submit)
         byte = max(found - messages.latency - messages.work / min(1.0, self._cores), found / 4) / self._probe
-        times, self._unprobed = byte / messages.byte, 0.0
+        times, self._unprobed, self._calm = byte / messages.byte, 0.0, seconds
         self.link = self.link.slower(times)
         self._probe = probe_of(self.link)
         return abs(times - 1) > _OFF
@@ -251,8 +248,8 @@ class Pilot:
         best = self._decided(facts, facts.units, stamp, anew=anew)
         chosen = dict(zip(facts.units, best.ways, strict=True))
         if any(self._ways.get(unit) != way for unit, way in chosen.items()):
-            self._ways, self.version = chosen, self.version + 1
-        self.history.append(Outlook(stamp.step, facts, best, best.times.step * self._drag))
+            self._ways, self.version, self._calm = chosen, self.version + 1, inf
+        self.history.append(Outlook(stamp.step, facts, best, self._drag.expected(best.times.step)))
 
     def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp, *, anew: bool = True) -> Decision:
         """By the first process, with what it has measured; units may be known by other names than in these facts."""

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.compress.decide.facts import Way
-from meshwright.compress.decide.pilot import Outlook, Pilot
+from meshwright.compress.decide.outlook import Outlook
+from meshwright.compress.decide.pilot import Pilot
 from meshwright.compress.decide.rules import rules
 from meshwright.compress.sync.layout import Piece, pieces
 from meshwright.errors import InputError
