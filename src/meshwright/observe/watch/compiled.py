@@ -1,4 +1,4 @@
-"""same.c, built on first use with the headers of this Python."""
+"""The C of the watch, built on first use with the headers of this Python."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from importlib.resources import files
 from typing import Any
 
 from meshwright.native import BuildError, compiler, loaded
+from meshwright.observe.watch.describe import layout_text
+
+_FILES = (
+    "tensor.c",
+    "same.c",
+    "call.c",
+    "object.c",
+    "locals.c",
+    "words.c",
+    "steps.c",
+)  # one text: each uses those before it
 
 
 @cache
 def compiled() -> tuple[Callable[..., Any], ...] | None:
-    """Makers of `Known` and of `KnownTensor`; None where C cannot be built, or threads of Python run at the same time."""
+    """`Makers` of known.py; None where C cannot be built, or threads of Python run at the same time."""
     include = sysconfig.get_path("include")
     if (
         not compiler()
@@ -24,13 +35,14 @@ def compiled() -> tuple[Callable[..., Any], ...] | None:
         or sysconfig.get_config_var("Py_GIL_DISABLED")
     ):
         return None
-    text = files("meshwright.observe.watch").joinpath("same.c").read_text()
+    folder = files("meshwright.observe.watch")
+    text = "".join(folder.joinpath(name).read_text() for name in _FILES)
     try:
         # the version in front: what is built holds for this one alone
         library = loaded(f"// {sys.version!r}\n{text}", include)
     except BuildError:
         return None
     functions = ctypes.PyDLL(library._name).functions
-    functions.restype = ctypes.py_object
-    found: tuple[Callable[..., Any], ...] = functions()
+    functions.argtypes, functions.restype = [ctypes.py_object], ctypes.py_object
+    found: tuple[Callable[..., Any], ...] = functions(layout_text)
     return found

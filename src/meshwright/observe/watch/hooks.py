@@ -13,8 +13,10 @@ from types import CodeType
 from typing import Any
 
 from meshwright.observe.watch.events import Event
+from meshwright.observe.watch.known import makers
 from meshwright.observe.watch.points import Point
 from meshwright.observe.watch.stream import FULL, Stream
+from meshwright.observe.watch.thread import Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,6 @@ class Hooks:
     point: Callable[[Point], None] | None = None  # something may have changed
     points: dict[int, Point] = field(default_factory=dict)  # where that is called: byte of the instruction after it
     wants_self: bool = False
-
-
-class Thread:
-    """Of one thread: the watched calls it is in; `busy` while our own code runs what might be watched."""
-
-    __slots__ = ("busy", "calls", "name")
-
-    def __init__(self) -> None:
-        self.name, self.busy = threading.current_thread().name, False
-        self.calls: list[Any] = []  # (key, start) in the short form, `Call` in the full one
 
 
 class Recorder:
@@ -52,7 +44,7 @@ class Recorder:
         try:
             return self.local.thread  # type: ignore[no-any-return]
         except AttributeError:
-            self.local.thread = Thread()
+            self.local.thread = makers().thread(threading.current_thread().name)
             return self.local.thread  # type: ignore[no-any-return]
 
     def now(self) -> int:

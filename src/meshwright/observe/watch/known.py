@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from meshwright.observe.watch.compiled import compiled
 from meshwright.observe.watch.describe import version
+from meshwright.observe.watch.thread import Thread
 
 
 class Checker(Protocol):
@@ -90,12 +91,15 @@ class KnownTensor:
 
 
 class Makers(NamedTuple):
-    known: Callable[[list[Any] | None, list[int], list[Inside]], Any]
-    known_tensor: Callable[[int, tuple[int, ...] | None, int | None], Any]
+    """Of C's types, or of those above."""
+
+    known: Callable[[list[Any] | None, list[int], list[Inside]], Any] = Known
+    known_tensor: Callable[[int, tuple[int, ...] | None, int | None], Any] = KnownTensor
+    thread: Callable[[str], Thread] = Thread
+    tensor_mark: Callable[[Any], Any] | None = None  # None: as marks.py does it
+    steps: Callable[[Any], Any] | None = None  # None: as steps.py does it
 
 
 @cache
 def makers() -> Makers:
-    """Of C's `Known` and `KnownTensor`, or of those above."""
-    functions = compiled()
-    return Makers(*functions) if functions is not None else Makers(Known, KnownTensor)
+    return Makers(*(compiled() or ()))

@@ -7,7 +7,6 @@ numbers' hash; of anything else its identity. Plain values need no mark: they ar
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 from meshwright.observe.watch.describe import (
     ORDINARY,
+    PLAIN,
     describe,
     is_array,
     is_tensor,
@@ -88,12 +88,11 @@ class _Tensor(Mark):
     checker: Any
 
     def __init__(self, value: Any) -> None:
-        self.value_id, shape = id(value), value.shape
+        self.value_id, shape, self._version = id(value), value.shape, version(value)
         try:
-            self._version = value._version
-        except RuntimeError:  # as in `version`, which is one call more
-            self._version = -1
-        memory = value.data_ptr() if value.layout is sys.modules["torch"].strided else None
+            memory = value.data_ptr()
+        except RuntimeError:  # sparse ones have none
+            memory = None
         self.checker = makers().known_tensor(self._version, shape, memory)
         self._layout = type(value).__name__, shape, value.dtype, value.device
 
@@ -139,7 +138,7 @@ class _Items(Mark):
 
     def _count(self, items: list[Any], short: bool) -> None:
         self.counts = [version(items[i]) for i in self.tensors]
-        make, of_tensor = makers()
+        make, of_tensor = makers()[:2]
         checkers: list[Inside] = [None] * len(items)
         for i, count in zip(self.tensors, self.counts, strict=True):
             checkers[i] = of_tensor(count, None, None)
@@ -195,20 +194,41 @@ class _Items(Mark):
         }
 
 
-def mark_of(value: object) -> Mark:
+def mark_of(value: object) -> Any:
+    """A `Mark`, or what C has instead."""
     kind = type(value)
     return (_MAKERS.get(kind) or _maker(kind, value))(value)
 
 
-_MAKERS: dict[type, Callable[[Any], Mark]] = {}  # by the kinds of values that were seen
+def kind_of(value: object) -> int:
+    """What is remembered of values of this kind.
+
+    0: themselves, they are plain; 1: their mark, which can be made as long as they live, since it never is another;
+    2: the mark of an ordinary tensor; 3: their mark.
+    """
+    kind = type(value)
+    if kind not in KINDS:
+        if len(KINDS) > _KINDS:
+            KINDS.clear()
+        make = _MAKERS.get(kind) or _maker(kind, value)
+        KINDS[kind] = 0 if kind in PLAIN else 1 if make in (Mark, _Thing) else 2 if make is _tensor_maker() else 3
+    return KINDS[kind]
 
 
-def _maker(kind: type, value: object) -> Callable[[Any], Mark]:
-    make: Callable[[Any], Mark] = Mark
+_MAKERS: dict[type, Callable[[Any], Any]] = {}  # by the kinds of values that were seen
+KINDS: dict[type, int] = {}  # likewise, what `kind_of` says
+
+
+def _tensor_maker() -> Callable[[Any], Any]:
+    return makers().tensor_mark or _Tensor
+
+
+def _maker(kind: type, value: object) -> Callable[[Any], Any]:
+    make: Callable[[Any], Any] = Mark
     if issubclass(kind, list | dict | set | deque):
         make = _Items
     elif is_tensor(value):
-        make = _Tensor if kind.__name__ in ORDINARY else partial(_Facts, take=_of_tensor)
+        make = _tensor_maker() if kind.__name__ in ORDINARY else partial(_Facts, take=_of_tensor)
     elif is_array(value):
         make = partial(_Facts, take=_of_array)
     elif issubclass(kind, bytearray):

@@ -1,8 +1,4 @@
-// Whether a dict, list or tensor is still what it was: `Known` and `KnownTensor` of known.py, which says what they do.
-// Nothing is held alive but keys.
-#include <Python.h>
-#include <string.h>
-
+// Whether a dict or list is still what it was: `Known` of known.py, which says what it does. Nothing is held alive but keys.
 typedef struct {
     PyObject *key;      // of a dict, held
     PyObject *value;    // only its identity: it may be gone
@@ -17,33 +13,7 @@ typedef struct {
     uint64_t tag;  // of the dict when it was last compared
 } Known;
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *version, *shape, *memory;  // the latter two may be None: not asked
-} KnownTensor;
-
-static PyTypeObject KnownType, KnownTensorType;
-static PyObject *s_version, *s_shape, *s_data_ptr, *s_same;
-
-// Of all that ask whether something differs: 0 it is the same, 1 it is not, -1 an exception is set.
-static int unequal(PyObject *now, PyObject *was) {
-    if (!now) return -1;
-    int equal = PyObject_RichCompareBool(now, was, Py_EQ);
-    Py_DECREF(now);
-    return equal < 0 ? -1 : !equal;
-}
-
-static int tensor_differs(KnownTensor *self, PyObject *value) {
-    int differs = unequal(PyObject_GetAttr(value, s_version), self->version);
-    if (differs < 0 && PyErr_ExceptionMatches(PyExc_RuntimeError)) {  // inference tensors do not count: they have -1
-        PyErr_Clear();
-        differs = PyLong_AsLong(self->version) != -1;
-    }
-    if (!differs && self->shape != Py_None) differs = unequal(PyObject_GetAttr(value, s_shape), self->shape);
-    if (!differs && self->memory != Py_None) differs = unequal(PyObject_CallMethodNoArgs(value, s_data_ptr), self->memory);
-    return differs;
-}
-
+static PyTypeObject KnownType;
 static int known_differs(Known *self, PyObject *value);
 
 static int inside_differs(PyObject *checker, PyObject *value) {
@@ -89,6 +59,8 @@ static int insides_differ(Known *self, PyObject *value) {
     enum { FEW = 32 };
     PyObject *checkers[FEW], *values[FEW];
     int found = 0;
+    for (Py_ssize_t i = 0; i < self->count; i++)  // the program has run in between: all of them are far away
+        if (self->entries[i].checker) __builtin_prefetch(self->entries[i].value);
     for (Py_ssize_t i = 0; i < self->count && !found;) {
         if (i && identities_differ(self, value)) return 1;
         int held = 0;
@@ -193,14 +165,6 @@ static void forget_known(PyObject *object) {
     PyObject_Free(object);
 }
 
-static void forget_tensor(PyObject *object) {
-    KnownTensor *self = (KnownTensor *)object;
-    Py_XDECREF(self->version);
-    Py_XDECREF(self->shape);
-    Py_XDECREF(self->memory);
-    PyObject_Free(object);
-}
-
 // known(keys or None, identities, checkers)
 static PyObject *known(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     PyObject *keys = given[0], *ids = given[1], *checkers = given[2];
@@ -219,14 +183,6 @@ static PyObject *known(PyObject *module, PyObject *const *given, Py_ssize_t coun
     return (PyObject *)self;
 }
 
-// known_tensor(version, shape or None, memory or None)
-static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    KnownTensor *self = PyObject_New(KnownTensor, &KnownTensorType);
-    if (!self) return NULL;
-    self->version = Py_NewRef(given[0]), self->shape = Py_NewRef(given[1]), self->memory = Py_NewRef(given[2]);
-    return (PyObject *)self;
-}
-
 static PyMethodDef known_methods[] = {
     {"same", same, METH_O}, {"moved", moved, METH_O}, {"put", (PyCFunction)(void *)put, METH_FASTCALL}, {NULL},
 };
@@ -234,20 +190,4 @@ static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "Known", .tp_basicsize = sizeof(Known), .tp_dealloc = forget_known,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, .tp_methods = known_methods,
 };
-static PyMethodDef tensor_methods[] = {{"same", same, METH_O}, {NULL}};
-static PyTypeObject KnownTensorType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "KnownTensor", .tp_basicsize = sizeof(KnownTensor),
-    .tp_dealloc = forget_tensor, .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_methods = tensor_methods,
-};
 static PyMethodDef known_def = {"known", (PyCFunction)(void *)known, METH_FASTCALL};
-static PyMethodDef tensor_def = {"known_tensor", (PyCFunction)(void *)known_tensor, METH_FASTCALL};
-
-// (known, known_tensor)
-PyObject *functions(void) {
-    s_version = PyUnicode_InternFromString("_version"), s_shape = PyUnicode_InternFromString("shape");
-    s_data_ptr = PyUnicode_InternFromString("data_ptr"), s_same = PyUnicode_InternFromString("same");
-    if (!s_version || !s_shape || !s_data_ptr || !s_same) return NULL;
-    if (PyType_Ready(&KnownType) < 0 || PyType_Ready(&KnownTensorType) < 0) return NULL;
-    return Py_BuildValue("(NN)", PyCFunction_New(&known_def, NULL), PyCFunction_New(&tensor_def, NULL));
-}

@@ -26,6 +26,13 @@ class Site:
             self.own[kind] = thing is not None and not isinstance(thing, type) and self._runs_on(kind)
         return self.own[kind]
 
+    def variables(self) -> dict[str, int]:
+        """Its local variables and their places in a frame; ~place of those in a cell, which inner functions share."""
+        code = self.code
+        shared = {*code.co_cellvars, *code.co_freevars}
+        names = dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars))
+        return {name: ~place if name in shared else place for place, name in enumerate(names)}
+
     def left_at(self, at: int | None, value: object) -> str:
         """Where it was left: the byte of the instruction, or None with the exception."""
         if at is None and isinstance(value, BaseException):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from meshwright.observe.watch.describe import PLAIN, describe
 from meshwright.observe.watch.known import Inside, makers
-from meshwright.observe.watch.marks import Mark, mark_of
+from meshwright.observe.watch.marks import mark_of
 
-_NOTHING = object()
+NOTHING = object()  # what a name held that is new
 Holds = Callable[[str, object], bool]  # whether a name with this value is followed
 
 
@@ -26,13 +27,14 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot:
-    """After every line `known.moved` is asked, which almost always finds nothing; else `changes` says what it is."""
+    """After every line `known.same` is asked, which almost always is so; else `look` says what is not."""
 
-    __slots__ = ("_holds", "_marks", "_names", "known")
+    __slots__ = ("_holds", "_names", "held", "known", "marks")
 
     def __init__(self, items: Mapping[str, object], holds: Holds | None) -> None:
         self._holds = holds  # None: all
-        self._marks: dict[str, object] = {}  # a plain value, or a `Mark`
+        self.held: object = None  # of who wants to keep something as long as this
+        self.marks: dict[str, object] = {}  # a plain value, or a `Mark`
         pairs = [*items.items()]  # at once: another thread may add to them
         self._know(pairs, [self._first(name, value) for name, value in pairs])
 
@@ -40,86 +42,88 @@ class Snapshot:
         if self._holds is not None and not self._holds(name, value):
             return None
         if type(value) in PLAIN:
-            self._marks[name] = value
+            self.marks[name] = value
             return None
-        mark = self._marks[name] = mark_of(value)
-        return mark.checker
+        mark = self.marks[name] = mark_of(value)
+        checker: Inside = mark.checker
+        return checker
 
     def _know(self, pairs: list[tuple[str, object]], checkers: list[Inside]) -> None:
         self._names = [name for name, _ in pairs]
         self.known = makers().known(self._names, [id(value) for _, value in pairs], checkers)
 
-    def look(self, items: Mapping[str, object]) -> list[Change]:
-        """What is different from the last time; nothing in between is remembered."""
-        return self.changes(self.known.moved(items), items)
-
-    def changes(self, moved: Sequence[tuple[int, str, object]] | None, items: Mapping[str, object]) -> list[Change]:
-        """As `look`, for what `known.moved` has found."""
+    def look(self, items: Mapping[str, object], found: list[Change]) -> None:
+        """Add what is different from the last time; nothing in between is remembered."""
+        moved = self.known.moved(items)
         if moved is None:
-            return self._compare(items)
-        found = list[Change]()
+            self._compare(items, found)
+            return
         for place, name, value in moved:
             self.known.put(place, name, value, self._take(name, value, found))
             if place == len(self._names):
                 self._names.append(name)
-        return found
 
-    def stored(self, names: tuple[str, ...], items: Mapping[str, object]) -> list[Change]:
+    def stored(self, names: tuple[str, ...], items: Mapping[str, object], found: list[Change]) -> None:
         """As `look`, where no other names can be different."""
-        found = list[Change]()
         for name in names:
-            value, old = items.get(name, _NOTHING), self._marks.get(name, _NOTHING)
+            value, old = items.get(name, NOTHING), self.marks.get(name, NOTHING)
             if type(value) not in PLAIN or type(old) not in PLAIN:
-                return found + self.look(items)
+                self.look(items, found)
+                return
             if old is not value:
                 self.known.put(self._names.index(name), name, value, None)
                 if type(old) is not type(value) or old != value:
-                    self._marks[name] = value
+                    self.marks[name] = value
                     found.append(Change("set", name, old, describe(old), value, describe(value)))
-        return found
 
-    def _compare(self, items: Mapping[str, object]) -> list[Change]:
+    def _compare(self, items: Mapping[str, object], found: list[Change]) -> None:
         """Names are gone, or came in between."""
-        pairs, marks = [*items.items()], self._marks
-        here, found, checkers = dict(pairs), list[Change](), list[Inside]()
+        pairs, marks = [*items.items()], self.marks
+        here, checkers = dict(pairs), list[Inside]()
         for name, value in pairs:
-            old = marks.get(name)
-            known = isinstance(old, Mark) and old.value_id == id(value) and old.same(value)
-            checkers.append(old.checker if known and isinstance(old, Mark) else self._take(name, value, found))
-        for name in [name for name in marks if name not in here]:
-            gone = marks.pop(name)
-            found.append(Change("del", name, _value(gone), _text(gone), None, None))
+            old: Any = marks.get(name, NOTHING)
+            known = _is_mark(old) and old.value_id == id(value) and old.same(value)
+            checkers.append(old.checker if known else self._take(name, value, found))
+        missing = [name for name in self._names if name in marks and name not in here]
+        found += [gone(name, marks.pop(name)) for name in missing]
         self._know(pairs, checkers)
-        return found
 
     def _take(self, name: str, value: object, found: list[Change]) -> Inside:
         """Remember another value, or one that is different inside, and say so; what tells when it is again."""
-        marks = self._marks
-        old = marks.get(name, _NOTHING)
-        plain = type(value) in PLAIN
-        if plain and type(old) is type(value) and old == value:
+        old = self.marks.get(name, NOTHING)
+        if type(value) in PLAIN and type(old) is type(value) and old == value:
             return None
         if self._holds is not None and not self._holds(name, value):
             return None
-        old_text = old.text if isinstance(old, Mark) else None if old is _NOTHING else describe(old)
-        old_value = old_text if isinstance(old, Mark) else None if old is _NOTHING else old
-        if plain:
-            marks[name] = value
-            found.append(Change("set", name, old_value, old_text, value, describe(value)))
-            return None
-        mark, text = old, ""
-        if isinstance(old, Mark) and old.value_id == id(value):
-            text = old.again(value)
-        if not text:
-            mark = marks[name] = mark_of(value)
-            text = mark.since(old, value)
-        found.append(Change("set", name, old_value, old_text, value, text))
-        return mark.checker if isinstance(mark, Mark) else None
+        mark, change = take(name, old, value)
+        self.marks[name] = mark
+        found.append(change)
+        return mark.checker if _is_mark(mark) else None
 
 
-def _value(mark: object) -> object:
-    return mark.text if isinstance(mark, Mark) else mark
+def take(name: str, old: Any, value: object) -> tuple[Any, Change]:
+    """What to remember of a value that is another than `old` was, or different inside, and the change to it."""
+    new = old is NOTHING
+    old_text = None if new else _text(old)
+    old_value = old_text if _is_mark(old) else None if new else old
+    if type(value) in PLAIN:
+        return value, Change("set", name, old_value, old_text, value, describe(value))
+    mark, text = old, ""
+    if _is_mark(old) and old.value_id == id(value):
+        text = old.again(value)
+    if not text:
+        mark = mark_of(value)
+        text = mark.since(old, value)
+    return mark, Change("set", name, old_value, old_text, value, text)
 
 
-def _text(mark: object) -> str:
-    return mark.text if isinstance(mark, Mark) else describe(mark)
+def gone(name: str, old: Any) -> Change:
+    return Change("del", name, _text(old) if _is_mark(old) else old, _text(old), None, None)
+
+
+def _is_mark(old: object) -> bool:
+    return type(old) not in PLAIN and old is not NOTHING
+
+
+def _text(old: Any) -> str:
+    return str(old.text) if _is_mark(old) else describe(old)

@@ -115,6 +115,8 @@ class Stream:
         return Event(event, when, self._rank or 0, "", 0, "watch", text=text)
 
     def _say(self, batch: list[Event]) -> None:
+        for event in batch:
+            event.text = str(event.text)  # as below
         self._print("\n".join(map(line_of, batch)))
 
     def _print(self, text: str) -> None:
@@ -154,12 +156,12 @@ class Stream:
 
 
 def _lines(batch: list[Event]) -> bytes:
-    encoder = msgspec.json.Encoder()
+    encoder = msgspec.json.Encoder(enc_hook=str)  # C leaves tensors, and words about them, to become text here
     try:
         return encoder.encode_lines(batch)
     except UnicodeEncodeError:  # texts of the program with half a character
         for event in batch:
-            event.text = event.text.encode("utf-8", "replace").decode()
+            event.text = str(event.text).encode("utf-8", "replace").decode()
             event.thread = event.thread.encode("utf-8", "replace").decode()
         return encoder.encode_lines(batch)
 

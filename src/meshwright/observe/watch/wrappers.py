@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from meshwright.errors import InputError, UnknownName, shorten
@@ -84,6 +84,7 @@ class Said:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
+        self.plain = type(wrapper) is Plain  # then C may say the same
         self.call = self._safe("call")  # of a name and a frame
         self.returned = self._safe("returned")  # of a name and a value
         self.changed = self._safe("changed")  # of two values
@@ -126,10 +127,14 @@ def wrapper_named(asked: Any) -> Said:
 
 
 def arguments(frame: FrameType) -> dict[str, object]:
-    code, held_by = frame.f_code, frame.f_locals
+    held_by = frame.f_locals
+    return {name: held_by[name] for name in argument_names(frame.f_code) if name in held_by}
+
+
+def argument_names(code: CodeType) -> tuple[str, ...]:
     flags = code.co_flags
     count = code.co_argcount + code.co_kwonlyargcount + (flags >> 2 & 1) + (flags >> 3 & 1)  # *args, **kwargs
-    return {name: held_by[name] for name in code.co_varnames[:count] if name != "self" and name in held_by}
+    return tuple(name for name in code.co_varnames[:count] if name != "self")
 
 
 def numbers(value: Any) -> str:
