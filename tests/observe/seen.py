@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import meshwright
+from meshwright.observe.watch import known, marks
 from meshwright.observe.watch.events import Event, read
 
 Look = Callable[..., list[Event]]
@@ -31,3 +35,19 @@ def short(events: list[Event]) -> list[str]:
         + (f" {one.text}" if one.text else "")
         for one in events
     ]
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """As where C cannot be built."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known, "compiled", lambda: None)
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    known.makers.cache_clear()
+    marks._MAKERS.clear()
+    marks.KINDS.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from meshwright.observe.watch import known as knowing
 from meshwright.observe.watch.compiled import compiled
 from meshwright.observe.watch.known import EMPTY, Known, KnownTensor, Makers
 from tests.observe import subjects
-from tests.observe.seen import look_in, short
+from tests.observe.seen import look_in, short, without_compiler
 
 PYTHON = Makers(Known, KnownTensor)
 
@@ -122,14 +121,6 @@ def test_tensors_that_do_not_count(makers: Makers) -> None:
     assert not makers.known_tensor(-1, (3,), tensor.data_ptr()).same(tensor)
 
 
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(knowing, "compiled", lambda: None)
-    knowing.makers.cache_clear()
-    yield
-    knowing.makers.cache_clear()
-
-
 def work() -> None:
     net = torch.nn.Linear(2, 2)
     holder = subjects.Counter(0)
@@ -150,14 +141,11 @@ OPTIONS = {"attributes": True, "locals": True, "wrapper": "plain"}
 TARGETS = ["tests.observe.subjects", "torch.nn.modules.module", "torch.nn.modules.linear"]
 
 
-@pytest.fixture
-def expected(tmp_path: Path) -> list[str]:
-    return short(look_in(tmp_path)(work, TARGETS, **OPTIONS))
-
-
-def test_a_watch_without_a_compiler_says_the_same(expected: list[str], no_compiler: None, tmp_path: Path) -> None:
-    assert knowing.makers() == PYTHON
-    assert short(look_in(tmp_path)(work, TARGETS, **OPTIONS)) == expected
+def test_a_watch_without_a_compiler_says_the_same(tmp_path: Path) -> None:
+    expected = short(look_in(tmp_path)(work, TARGETS, **OPTIONS))
+    with without_compiler():
+        assert knowing.makers() == PYTHON
+        assert short(look_in(tmp_path)(work, TARGETS, **OPTIONS)) == expected
     assert any("Linear._parameters" in line and "v2" in line for line in expected)
 
 

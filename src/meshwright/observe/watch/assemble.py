@@ -163,21 +163,28 @@ def _entry(start: int, stop: int, target: int, depth: int, lasti: bool) -> bytes
 def _positions(table: bytes, moved: _Moved, more: int) -> bytes:
     """The table of positions: a row holds for up to 8 code units. What is added has the line of what is before it."""
     found, at = bytearray(), 0  # code units of the old code
+    passed, copied = 0, 0  # bytes of the table
     cuts = iter([(start // 2, moved.sizes[start] // 2) for start in moved.places] + [(1 << 60, 0)])
     cut, units = next(cuts)
     for row in _ROW.findall(table):
-        here = (row[0] & 7) + 1
-        while cut < at + here:
+        end, passed = at + (row[0] & 7) + 1, passed + len(row)
+        if cut >= end:
+            at = end
+            continue
+        found += table[copied : passed - len(row)]
+        copied = passed
+        while cut < end:
             if cut > at:
                 found += bytes((row[0] & 0xF8 | cut - at - 1,)) + row[1:]
-                row, here, at = _again(row), at + here - cut, cut
+                row, at = _again(row), cut
             found += _same_line(units)
             cut, units = next(cuts)
-        found += bytes((row[0] & 0xF8 | here - 1,)) + row[1:]
-        at += here
-    return bytes(found) + _same_line(more)
+        found += bytes((row[0] & 0xF8 | end - at - 1,)) + row[1:]
+        at = end
+    return bytes(found) + table[copied:] + _same_line(more)
 
 
+@functools.lru_cache(maxsize=256)
 def _same_line(units: int) -> bytes:
     rows = [8] * (units // 8) + [units % 8] * (units % 8 > 0)
     return b"".join(bytes((128 | 13 << 3 | n - 1, 0)) for n in rows)

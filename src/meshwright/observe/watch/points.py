@@ -33,6 +33,7 @@ _LOCAL = _ops(("STORE_FAST", "DELETE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_
 _CELL = _ops(("STORE_DEREF", "DELETE_DEREF"))
 _GLOBAL = _ops(("STORE_GLOBAL", "DELETE_GLOBAL"))
 _VARIABLE = _LOCAL | _CELL | _GLOBAL
+_MATTERS = _ATTRIBUTE | _VARIABLE | _ANYTHING
 _LOADS_LAST = _ops(("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST"))
 _LOADS = _ops(("LOAD_FAST", "LOAD_FAST_BORROW"))
 _IN_PLACE = frozenset(i for i, (_, text) in enumerate(getattr(dis, "_nb_ops", ())) if text.endswith("="))
@@ -108,7 +109,7 @@ def points_of(
             i += 1
         if i > first:
             frames |= _points_of_run(body, first, i, line, effects, found)
-    for before, one in pairwise(body):
+    for before, one in pairwise(body if code.co_exceptiontable else ()):
         if before.op == _PUSH_EXC_INFO:
             found[one.start] = Point(None, (), frame=True, whole=True)
             frames = True
@@ -141,6 +142,8 @@ def _points_of_run(
                 ever |= frame or whole
                 if not inner:  # every way on has passed that point
                     stored, frame, whole = [], False, False
+        if one.op not in _MATTERS:
+            continue
         name, in_frame, anything = effects.of(body, i, first)
         stored += [name] if name else []
         frame, whole = frame or in_frame, whole or anything

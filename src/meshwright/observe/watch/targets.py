@@ -13,13 +13,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
 
 from meshwright.errors import InputError, closest_names
 from meshwright.observe.watch.others import made_before
 
 _MANY = 24  # names in a message
+_BARE = frozenset({str, int, float, bool, type(None), tuple, dict, GetSetDescriptorType})  # nothing is made around
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _is_from(function: FunctionType, module: ModuleType) -> bool:
 
 def _functions(thing: Any, deep: int = 4) -> Iterator[FunctionType]:
     """Python functions that something is, or is made around: decorators, properties, partials."""
-    if deep == 0 or isinstance(thing, type | ModuleType):
+    if deep == 0 or type(thing) in _BARE or isinstance(thing, type | ModuleType):
         return
     around: list[Any]
     if isinstance(thing, FunctionType):
