@@ -31,7 +31,7 @@ _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class Stream:
-    """Append `Event`s to `buffer`, with any rank; call `full()` now and then."""
+    """Append `Event`s to `buffer`, with rank 0; call `full()` now and then."""
 
     def __init__(self, output: str | None, ranks: frozenset[int] | None, parent: int | None = None) -> None:
         self.buffer: list[Event] = []
@@ -86,9 +86,11 @@ class Stream:
         del self.buffer[:count]
         if self._ranks is not None and self._rank not in self._ranks:
             return
-        helper = f"{current_process().name}/" if self._helper() else ""
-        for event in batch:
-            event.rank, event.thread = self._rank, helper + event.thread
+        for event in batch if self._rank else ():  # that of rank 0 is there already
+            event.rank = self._rank
+        if self._helper():
+            for event in batch:
+                event.thread = f"{current_process().name}/{event.thread}"
         if self._output is None:
             self._say(batch)
             return

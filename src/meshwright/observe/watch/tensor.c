@@ -9,6 +9,7 @@ typedef struct {
     int has_memory;                          // else that is not asked
     unsigned long long memory;
     PyObject *value, *kind, *dtype, *device; // of a mark: its identity, and what its text says; else NULL
+    PyObject *text;                          // once somebody has asked
 } KnownTensor;
 
 static PyTypeObject KnownTensorType;
@@ -65,6 +66,7 @@ static void forget_tensor(PyObject *object) {
     Py_XDECREF(self->kind);
     Py_XDECREF(self->dtype);
     Py_XDECREF(self->device);
+    Py_XDECREF(self->text);
     PyObject_Free(object);
 }
 
@@ -107,12 +109,13 @@ static PyObject *tensor_mark(PyObject *module, PyObject *value) {
 
 static PyObject *text_of_mark(PyObject *object) {
     KnownTensor *self = (KnownTensor *)object;
-    if (!self->kind) return PyUnicode_FromString("");
-    PyObject *name = PyObject_GetAttr(self->kind, s_name);
-    PyObject *layout = !name ? NULL : PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
-    PyObject *text = layout ? PyUnicode_FromFormat("%U v%lld", layout, self->version) : NULL;
+    if (self->text || !self->kind) return self->text ? Py_NewRef(self->text) : PyUnicode_FromString("");
+    PyObject *name = PyObject_GetAttr(self->kind, s_name), *layout = NULL, *text = NULL;
+    if (name) layout = PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
+    if (layout) text = PyUnicode_FromFormat("%U v%lld", layout, self->version);
     Py_XDECREF(name);
     Py_XDECREF(layout);
+    Py_XSETREF(self->text, Py_XNewRef(text));
     return text;
 }
 
