@@ -7,7 +7,7 @@ numbers' hash; of anything else its identity. Plain values need no mark: they ar
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -30,6 +30,7 @@ from meshwright.observe.watch.known import EMPTY, Inside, makers
 LOOKED_AT = 64  # items of a container; a change further back is seen only by its length
 _KINDS = 1024  # kinds of values that are remembered
 _IN_ORDER = frozenset({dict, defaultdict, list})  # containers that are what their memory shows
+_EMPTY_TEXTS = {kind: describe(kind()) for kind in (dict, OrderedDict, list, set)}
 HASHED = 4096  # bytes of an array; of a larger one the first LOOKED_AT numbers are looked at
 
 
@@ -124,17 +125,27 @@ class _Items(Mark):
     """Of a list, dict, set or deque; of tensors in it also their versions."""
 
     __slots__ = ("_known", "counts", "ids", "is_dict", "keys", "length", "tensors")
+    _known: Any  # of C or of known.py; None where that cannot be asked
 
     def __init__(self, value: Any) -> None:
-        super().__init__(value)
-        self.length, self.is_dict = len(value), isinstance(value, dict)
+        self.value_id, self.length, self.is_dict = id(value), len(value), isinstance(value, dict)
+        self.text = (None if self.length else _EMPTY_TEXTS.get(type(value))) or describe(value)
+        self.keys: list[Any] = []
+        self.ids: list[int] = []
+        self.tensors: list[int] = []
+        self.counts: list[int] = []
+        self._known = None
+        if self.length:  # most of a module's dicts are empty
+            self._look_inside(value)
+
+    def _look_inside(self, value: Any) -> None:
         self.keys = list(islice(value, LOOKED_AT)) if self.is_dict else []
         items = self._items(value)
         self.ids = [*map(id, items)]
-        self.tensors = [i for i, one in enumerate(items) if is_tensor(one)] if items else []
+        self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
         if self.length > LOOKED_AT:
             self.text = shorten(self.text) + f" (the first {LOOKED_AT} compared)"
-        self._count(items, type(value) in _IN_ORDER and 0 < self.length <= LOOKED_AT)
+        self._count(items, type(value) in _IN_ORDER and self.length <= LOOKED_AT)
 
     def _count(self, items: list[Any], short: bool) -> None:
         self.counts = [version(items[i]) for i in self.tensors]
@@ -153,7 +164,7 @@ class _Items(Mark):
 
     def same(self, value: Any) -> bool:
         if self._known is not None:
-            return self._known.same(value)  # type: ignore[no-any-return]
+            return bool(self._known.same(value))
         if len(value) != self.length or not self.length:
             return len(value) == self.length
         items = self._items(value)

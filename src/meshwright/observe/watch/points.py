@@ -131,7 +131,8 @@ def _points_of_run(
     body: Sequence[Instruction], first: int, end: int, line: int, effects: _Effects, found: dict[int, Point]
 ) -> bool:
     """One line's: before every way out of it. Whether local or global variables can be different after it."""
-    stored, frame, whole, inner, ever = list[str](), False, False, False, False
+    stored: list[str] = []
+    frame, whole, inner, ever = False, False, False, False
     for i in range(first, end):
         one = body[i]
         if one.op in JUMPS:

@@ -15,6 +15,7 @@ from meshwright.observe.watch.hooks import Hooks
 from meshwright.observe.watch.points import decode
 
 Make = Callable[[CodeType], Hooks]
+_PLACES = frozenset((OP["RESUME"], OP["RETURN_VALUE"], OP["YIELD_VALUE"]))  # where calls begin, end and pause
 FRAMES_UP = 1  # hooks are called by the watched frame itself
 
 
@@ -82,6 +83,8 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
     on_raise = call(load(hooks.raised))
     top = (OP["COPY"], 3)  # what is returned lies under the two that a call pushes
     for one in body:
+        if one.op not in _PLACES:
+            continue
         if one.op == OP["RESUME"]:
             me = _first_argument(code) if hooks.wants_self else (OP["LOAD_CONST"], load(None))
             added[one.end].after = call(resume) if one.arg & 3 else call(enter, me)

@@ -42,7 +42,7 @@ class Rare:
         self, thread: Thread, thing: object, seen: Seen, items: Any, stored: tuple[str, ...] | None, where: Where
     ) -> None:
         """Say what is different among all attributes of an object, or among those that were stored."""
-        found = list[Change]()
+        found: list[Change] = []
         try:
             if stored is None:
                 seen.look(items, found)
@@ -258,7 +258,8 @@ class Steps:
     def _look_at_frame(
         self, thread: Thread, names: Snapshot | None, frame: FrameType, where: Callable[[], Where]
     ) -> Snapshot | None:
-        local, global_ = list[Change](), list[Change]()
+        local: list[Change] = []
+        global_: list[Change] = []
         try:
             if self._is.names:
                 names = self._follow.look_at_names(names, frame, self._is.names, local)
