@@ -177,7 +177,7 @@ def _with_plan(
     if json_:
         print_json(facts)
         return
-    click.echo(f"{job.model.name} on {job.cluster.name}, {facts['link']}")
+    click.echo(f"{job.model.name} on {job.cluster.name}, {facts['link']}; codecs {facts['codecs']}")
     rows = [
         [_layers(one), f"{one['numbers']:,}", str(one["replicas"]), one["way"], one["topology"],
          size(one["sent_bytes"]), one["why"]]
@@ -186,8 +186,6 @@ def _with_plan(
     headings = ["layers", "numbers each", "replicas", "way", "topology", "each sends", "why"]
     _print(headings, rows, left={"layers", "way", "topology", "why"})
     _print_verdict(facts)
-    if job.cluster.device(0).architecture != "cpu":
-        click.echo("note: codecs were timed on this machine's processor, not on the plan's devices")
     if output:
         click.echo(f"plan: {output}")
 

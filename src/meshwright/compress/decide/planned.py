@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from msgspec import to_builtins
 
+from meshwright.cluster import Device
+from meshwright.compress.decide.accelerated import Accelerated
 from meshwright.compress.decide.choose import WIDE, Costs, Decision, priced, worth
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way
 from meshwright.compress.decide.grid import TIMES, link_of, sent_by, short
@@ -53,6 +56,7 @@ class Planned:
     steps: float
     compression: tuple[Compression, ...]
     link: str  # in words
+    codecs: str  # how their speed is known, in words
 
     @property
     def speed_up(self) -> float:
@@ -62,6 +66,7 @@ class Planned:
     def to_table(self) -> dict[str, Any]:
         return {
             "link": self.link,
+            "codecs": self.codecs,
             "rows": [_facts(row) for row in self.rows],
             "seconds": self.seconds,
             "plain_seconds": self.plain,
@@ -93,11 +98,12 @@ def planned(
     chosen: dict[str, tuple[int, Way]] = {}
     worst: tuple[Decision, Decision] | None = None
     rehearsals: dict[int, Rehearsal] = {}
+    device = _slowest(job)
     with one_thread():
         for done, pool in enumerate(pools):
             tell(f"timing ways for {pool[0].replicas} replicas", done, len(pools))
             rehearsal = rehearsals.setdefault(pool[0].replicas, Rehearsal(pool[0].replicas, times=TIMES))
-            pool_rows, pair = _decided(pool, ways, link, rehearsal)
+            pool_rows, pair = _decided(pool, ways, link, rehearsal, device)
             rows += pool_rows
             for row in pool_rows:
                 for name in row.layers:
@@ -109,11 +115,16 @@ def planned(
     compression = rules({name: way for name, (_, way) in chosen.items()}, job.model)
     seconds, steps = (best.times.step, best.steps) if best else (0.0, 1.0)
     said = f"{link[0]:g} Mbit/s and {link[1] * 1e3:g} ms" if link else "the cluster's links"
-    return Planned(_joined(rows), seconds, plain.times.step if plain else 0.0, steps, compression, said)
+    codecs = f"reckoned for {device.title}" if device else "timed on this machine's processor"
+    return Planned(_joined(rows), seconds, plain.times.step if plain else 0.0, steps, compression, said, codecs)
 
 
 def _decided(
-    pool: Sequence[Summed], ways: Sequence[Way], link: tuple[float, float] | None, rehearsal: Rehearsal
+    pool: Sequence[Summed],
+    ways: Sequence[Way],
+    link: tuple[float, float] | None,
+    rehearsal: Rehearsal,
+    device: Device | None,
 ) -> tuple[list[Row], tuple[Decision, Decision] | None]:
     """Rows of gradients that share their replicas; what is expected with and without compression."""
     kept = [one for one in pool if not one.alone]
@@ -121,10 +132,11 @@ def _decided(
     if not kept:
         return rows, None
     first = kept[0]
-    costs = Scaled(rehearsal, first.width, first.sharded)
+    costs: Costs = Scaled(rehearsal, first.width, first.sharded)
+    costs = Accelerated(costs, device) if device else costs
     units = tuple(Unit(place, one.shapes) for place, one in enumerate(kept))
     used = link_of(first.replicas, *link) if link else _link(first)
-    cores = float(len(os.sched_getaffinity(0)))
+    cores = inf if device else float(len(os.sched_getaffinity(0)))  # an accelerator's host has nothing else to compute
     facts = Facts(tuple(one.ready for one in kept), units, first.replicas, used, cores)
     tied = _Tied(facts, _possible(first, ways), costs, [one.sort for one in kept])
     best, plain = tied.best(), tied.plain
@@ -135,6 +147,14 @@ def _decided(
         sent = sent_by(costs, replace(best, ways=(way,)), one)
         rows.append(_row(alike, way, sent, tied.why(best, sort, way)))
     return rows, (best, plain)
+
+
+def _slowest(job: Job) -> Device | None:
+    """The accelerator that encodes slowest, none where a plan runs on processors."""
+    devices = [group.device for group in job.cluster.groups]
+    if any(device.architecture == "cpu" for device in devices):
+        return None
+    return min(devices, key=lambda device: device.memory_bandwidth)
 
 
 def _possible(of: Summed, ways: Sequence[Way]) -> tuple[Way, ...]:
