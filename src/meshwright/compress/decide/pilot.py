@@ -50,13 +50,14 @@ _LOOKS = 10  # votes between looks at what codecs would lose, where there is a g
 class Pilot:
     """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
 
-    def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool) -> None:
+    def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool, owned: bool = False) -> None:
+        """`owned`: sums stay with the owners of their parts."""
         self.auto, self._wire, self._submit = auto, wire, submit
         self.version = 0  # of the choices
         self.history: list[Outlook] = []
         self._cores = len(os.sched_getaffinity(0)) / neighbours(wire)
         self.link: Link = measured(wire, self._cores, submit)
-        self._rehearsal = Rehearsal(wire.size, feedback)
+        self._rehearsal = Rehearsal(wire.size, feedback, owned)
         self._errors = Errors(auto) if auto.guard is not None else None
         self._ways: dict[Unit, Way] = {}
         self._pace = 1.0  # of the worker, against rehearsals
@@ -132,11 +133,12 @@ class Pilot:
         if self._errors is not None:
             self._errors.mean(place, gradients, flat)
 
-    def handed(self, gradients: Gradients, *, step: int, last: bool) -> bool:
-        """A bucket is handed over; whether a vote goes with it."""
+    def handed(self, gradients: Gradients) -> None:
+        """A bucket is handed over."""
         self._now.append((gradients, time.thread_time()))
-        if not last:
-            return False
+
+    def ended(self, step: int) -> bool:
+        """All buckets of a step are handed over; whether a vote goes with them."""
         layout, computed, wall = tuple(one for one, _ in self._now), time.thread_time(), time.perf_counter()
         if layout != self._layout:
             self._ready.clear()

@@ -70,7 +70,9 @@ class Synchroniser:
         *,
         group: Any = None,
         traffic: Traffic | None = None,
+        owned: bool = False,
     ) -> None:
+        """`owned`: sums stay with the owners of their parts, as far as `Auto` is concerned."""
         self.options = options or Options()
         self.step = 0
         self.traffic = traffic or Traffic()
@@ -89,7 +91,7 @@ class Synchroniser:
             def submit(strands: Sequence[Any]) -> None:
                 self._engine.submit(strands, True).wait()
 
-            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback)
+            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback, owned=owned)
 
     @property
     def error(self) -> Exception | None:
@@ -119,7 +121,7 @@ class Synchroniser:
             self._buckets[place] = self._made(gradients, bucket, result.device)
         made = self._buckets[place]
         if self.pilot and self.pilot.aside and made.exact and self.error is None:
-            return self._by_backend(result, gradients, bucket, last)
+            return self._by_backend(given, gradients, bucket, last)
         strands = made.strands(given, self.step, bucket, self._tag)
         self._tag = (self._tag + made.rounds) % TAGS
         if self.pilot:
@@ -141,14 +143,19 @@ class Synchroniser:
         """A bucket that somebody else averages is ready; whether the next ones should come here, since something pays."""
         self._asked(self.pilot.settle, bucket)
         pays = any(one.codec for one in self._asked(self.pilot.choices, bucket, bucket, gradients))
-        self._count(gradients, bucket, last)
+        self._handed(gradients, bucket, last)
         return pays
 
-    def _count(self, gradients: Gradients, bucket: int, last: bool) -> None:
-        """A bucket for which nothing pays; who decides votes now and then."""
-        stamp = Stamp(self.step, bucket, self._tag)
-        votes = self.pilot.handed(gradients, step=self.step, last=last)
-        self.step += last
+    def _handed(self, gradients: Gradients, bucket: int, last: bool) -> None:
+        """Who decides is told of a bucket."""
+        self.pilot.handed(gradients)
+        if last:
+            self._end_step(bucket)
+
+    def _end_step(self, bucket: int) -> None:
+        """Who decides votes now and then."""
+        votes, stamp = self.pilot.ended(self.step), Stamp(self.step, bucket, self._tag)
+        self.step += 1
         if votes:
             self._tag = (self._tag + self.pilot.rounds) % TAGS
             self.pilot.voting(self._engine.submit([self.pilot.strand(stamp)], True))
@@ -157,7 +164,7 @@ class Synchroniser:
         """Where nothing pays: the backend's own all-reduce, without threads and messages of ours."""
         wire, stamp = self._wires.all, Stamp(self.step, bucket, self._tag)
         work = dist.all_reduce(flat.div_(wire.size), group=wire.group, async_op=True)
-        self._count(gradients, bucket, last)
+        self._handed(gradients, bucket, last)
 
         def arrived(done: Future[Any]) -> Tensor:
             try:
@@ -194,17 +201,10 @@ class Synchroniser:
         """The same, watched by who decides."""
         pilot = self.pilot
         looking = pilot.look(bucket, gradients, flat, self.step)
-        strands = [pilot.timed(strand) for strand in strands]
-        votes = pilot.handed(gradients, step=self.step, last=last)
-        if votes:
-            strands.append(pilot.strand(Stamp(self.step, bucket, self._tag)))
-            self._tag = (self._tag + pilot.rounds) % TAGS
-        self.step += last
-        future = self._engine.submit(strands, flat)
+        future = self._engine.submit([pilot.timed(strand) for strand in strands], flat)
         if looking:
             future = future.then(lambda done: (pilot.seen(bucket, gradients, flat), done.value())[1])
-        if votes:
-            pilot.voting(future)
+        self._handed(gradients, bucket, last)
         return future
 
     def explain(self) -> str:

@@ -7,7 +7,8 @@ of several modules are under way while the backward pass goes on, and are comple
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from meshwright.compress.sync.sums import sums_as
 from meshwright.compress.sync.wire import Traffic
 from meshwright.errors import InputError
 
+if TYPE_CHECKING:
+    from meshwright.compress.decide.facts import Auto
+
 ByName = Callable[[str, Tensor], Choice]  # from a parameter's name and itself
 _scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
 
@@ -30,15 +34,22 @@ _scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class ShardSynchroniser(Synchroniser):
     """Sums gradients of sharded modules: to the owners of shards, or of equal shards between `copies` of them."""
 
-    def __init__(self, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
-        super().__init__(Choice(), options, group=group, traffic=traffic)
+    def __init__(self, choice: Any, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
+        super().__init__(choice, options, group=group, traffic=traffic, owned=not copies)
         self.copies, self.choices = copies, dict[str, Choice]()  # by the name of a parameter
+        self._group = group
         self._under_way: list[tuple[Future[Tensor], Tensor, float]] = []
         self._pass = -1  # the backward pass at whose end they are waited for
+        self._order: dict[int, int] = {}  # which module's gradients came first, second ... in this step
 
     @property
     def size(self) -> int:
         return self._wires.all.size
+
+    def prepare(self, gradients: Gradients) -> None:
+        """Before there are any, time what they may need, where that is to be decided."""
+        if self.pilot:
+            self.pilot.prepare(self._whole(gradients).shapes)
 
     def scatter(self, whole: Tensor, into: Tensor, gradients: Gradients, bucket: int) -> Future[Tensor]:
         """Begin to sum; each member gets its own part."""
@@ -59,7 +70,11 @@ class ShardSynchroniser(Synchroniser):
     def finish(self) -> None:
         """The end of a step."""
         self.wait_for_all()
-        self.step += 1
+        self._order.clear()
+        if self.pilot:
+            self._end_step(0)
+        else:
+            self.step += 1
 
     def wait_for_all(self) -> None:
         """That is under way."""
@@ -70,13 +85,47 @@ class ShardSynchroniser(Synchroniser):
                 into.mul_(factor)
 
     def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
-        names = [str(key).rpartition("/")[0] or str(key) for key in gradients.keys]
-        choices = [self._warming() or self.choices[name] for name in names]
+        choices = self._chosen(gradients, bucket)
         if self.copies:
             return self._bucket(gradients, choices, device)
-        counts, each = gradients.counts, len(gradients.keys) // self.size
-        residual = self._residuals.flat(gradients.keys, counts, device) if self.options.error_feedback else None
-        return Owned(counts[:each], choices[:each], self._wires.all, residual=residual, device=device)
+        counts = gradients.counts[: len(choices)]
+        residual = (
+            self._residuals.flat(gradients.keys, gradients.counts, device) if self.options.error_feedback else None
+        )
+        return Owned(counts, choices, self._wires.all, residual=residual, device=device)
+
+    def _chosen(self, gradients: Gradients, bucket: int) -> list[Choice]:
+        """For every gradient, of which all owners' shards go one way."""
+        whole = self._whole(gradients)
+        if warming := self._warming():
+            return [warming] * len(whole.keys)
+        if self.pilot is None:
+            return [self.choices[str(key)] for key in whole.keys]
+        place = self._order.setdefault(bucket, len(self._order))
+        found: list[Choice] = self._asked(self.pilot.choices, bucket, place, whole)
+        return found
+
+    def _whole(self, gradients: Gradients) -> Gradients:
+        """Gradients by their names, those of all owners together."""
+        if self.copies:
+            return gradients
+        each = len(gradients.keys) // self.size
+        names = [str(key).rpartition("/")[0] for key in gradients.keys[:each]]
+        return Gradients(tuple(names), tuple((self.size * count,) for count in gradients.counts[:each]))
+
+    def _handed(self, gradients: Gradients, bucket: int, last: bool) -> None:
+        self._order.setdefault(bucket, len(self._order))
+        super()._handed(self._whole(gradients), bucket, last)
+
+    def _by_backend(self, given: Any, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
+        """Where nothing pays: the backend's own reduce-scatter, without threads and messages of ours."""
+        whole, into = given
+        _scatter_tensor(into, whole, op=dist.ReduceOp.SUM, group=self._group)
+        self.traffic.spend((self.size - 1) * whole.nbytes // self.size)
+        self._handed(gradients, bucket, last)
+        done: Future[Tensor] = Future()
+        done.set_result(into)
+        return done
 
 
 class Sharded:
@@ -84,6 +133,10 @@ class Sharded:
 
     def __init__(self, synchronisers: Sequence[ShardSynchroniser]) -> None:
         self.synchronisers = tuple(synchronisers)
+
+    def explain(self) -> str:
+        """The decisions of `Auto`, one table for each set of processes that sum together."""
+        return "\n\n".join(sync.explain() for sync in self.synchronisers)
 
     def residuals(self, name: str) -> list[Tensor]:
         """What this process has not said yet of a parameter's gradient: its shards of all owners, one after the other."""
@@ -99,7 +152,7 @@ class Sharded:
 
 def register_sharded(
     module: nn.Module,
-    choice: Choice | ByName,
+    choice: Choice | ByName | Auto,
     *,
     copies: Any = None,
     traffic: Traffic | None = None,
@@ -107,10 +160,11 @@ def register_sharded(
 ) -> Sharded:
     """Let `module`, and all in it that `fully_shard` was called on, reduce their gradients through codecs.
 
-    `choice` is one for all, or a function of each parameter's name and itself. Shards are summed at their owners, so that
-    `Choice.topology` has no meaning here. `copies`: processes that hold equal shards of other sets (hybrid sharding, with
-    `fully_shard` over a mesh of one dimension). Then sums inside a set are PyTorch's, and those between copies, over
-    `Choice.topology`, are compressed. A mesh of two dimensions sums copies as PyTorch does.
+    `choice` is one for all, a function of each parameter's name and itself, or `Auto`, which takes of its ways those that
+    are possible here. Shards are summed at their owners, so that `Choice.topology` has no meaning. `copies`: processes
+    that hold equal shards of other sets (hybrid sharding, with `fully_shard` over a mesh of one dimension). Then sums
+    inside a set are PyTorch's, and those between copies, over `Choice.topology`, are compressed. A mesh of two dimensions
+    sums copies as PyTorch does.
 
     >>> from meshwright.compress import codec
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -127,17 +181,19 @@ def register_sharded(
         wrong = "momentum" if told.momentum else "node"
         raise InputError("is not there for sharded gradients", field=wrong, valid="none")
     names = {id(weight): name for name, weight in module.named_parameters()}
+    auto, by_name = (None, choice) if isinstance(choice, Choice) or callable(choice) else (choice, Choice())
+    auto = auto and _possible(auto, module, copies)
     made: dict[tuple[int, ...], ShardSynchroniser] = {}
     for number, each in enumerate(one for one in module.modules() if isinstance(one, FSDPModule)):
         for held in _groups(each):
             trained = {names[id(one.sharded_param)]: one for one in held.fsdp_params if one.sharded_param.requires_grad}
-            chosen = {name: _checked(choice, name, one.sharded_param, copies) for name, one in trained.items()}
-            if all(one.codec is None for one in chosen.values()):
+            chosen = {name: _checked(by_name, name, one.sharded_param, copies) for name, one in trained.items()}
+            if not trained or (not auto and all(one.codec is None for one in chosen.values())):
                 continue
             group = copies or held.mesh_info.shard_process_group
             ranks = tuple(dist.get_process_group_ranks(group))
             if ranks not in made:
-                made[ranks] = ShardSynchroniser(told, group, traffic, copies=copies is not None)
+                made[ranks] = ShardSynchroniser(auto or Choice(), told, group, traffic, copies=copies is not None)
             made[ranks].choices.update(chosen)
             each.set_custom_reduce_scatter(_ReduceScatter(made[ranks], held, trained, number, copies))
     if not made:
@@ -160,6 +216,7 @@ class _ReduceScatter:
             self._gradients = Gradients(tuple(keys), tuple((count,) for count in counts * sync.size))
         else:
             self._gradients = Gradients(tuple(trained), tuple((count,) for count in counts))
+        sync.prepare(self._gradients)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -210,9 +267,30 @@ def _groups(module: FSDPModule) -> Iterator[Any]:
 
 def _checked(choice: Choice | ByName, name: str, weight: Tensor, copies: Any) -> Choice:
     found = choice if isinstance(choice, Choice) else choice(name, weight)
-    if found.codec is not None and found.codec.rounds > 1:
-        raise InputError(f"{found.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
-    if found.codec is not None and copies is None and sums_as(found.codec):
-        problem = f"messages of {found.codec.name} are summed by all, and shards by their owners"
-        raise InputError(problem, field="codec", valid="a codec whose messages are decoded")
+    if (problem := _impossible(found, copies)) is not None:
+        raise problem
     return found
+
+
+def _impossible(choice: Choice, copies: Any) -> InputError | None:
+    """Why gradients of shards cannot go this way."""
+    if choice.codec is not None and choice.codec.rounds > 1:
+        return InputError(f"{choice.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
+    if choice.codec is not None and copies is None and sums_as(choice.codec):
+        problem = f"messages of {choice.codec.name} are summed by all, and shards by their owners"
+        return InputError(problem, field="codec", valid="a codec whose messages are decoded")
+    return None
+
+
+def _possible(auto: Auto, module: nn.Module, copies: Any) -> Auto:
+    """With the ways that shards can go; at owners, topologies make no difference."""
+    if any(one.is_cuda for one in module.parameters()):
+        raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
+    if auto.guard is not None:
+        raise InputError("is not there for sharded gradients", field="guard", valid="none")
+    ways = [way for way in auto.ways if _impossible(way.choice, copies) is None]
+    if copies is None:
+        ways = [way for way in ways if way.exact or way.choice.topology == "scatter"]
+    if not ways:
+        raise InputError("no way is possible for shards", field="ways", valid="Way(Choice(codec('int8'), 'scatter'))")
+    return replace(auto, ways=tuple(ways))
