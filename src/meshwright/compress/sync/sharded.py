@@ -6,7 +6,7 @@ of several modules are under way while the backward pass goes on, and are comple
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.futures import Future
 
+from meshwright.compress.sync.agreement import alike, described
 from meshwright.compress.sync.bucket import Gradients
-from meshwright.compress.sync.hook import Options, Synchroniser
+from meshwright.compress.sync.hook import Synchroniser
 from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.options import Options
 from meshwright.compress.sync.owned import Owned
 from meshwright.compress.sync.sums import sums_as
 from meshwright.compress.sync.wire import Traffic
@@ -37,7 +39,6 @@ class ShardSynchroniser(Synchroniser):
     def __init__(self, choice: Any, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
         super().__init__(choice, options, group=group, traffic=traffic, owned=not copies)
         self.copies, self.choices = copies, dict[str, Choice]()  # by the name of a parameter
-        self._group = group
         self._under_way: list[tuple[Future[Tensor], Tensor, float]] = []
         self._pass = -1  # the backward pass at whose end they are waited for
         self._order: dict[int, int] = {}  # which module's gradients came first, second ... in this step
@@ -45,6 +46,14 @@ class ShardSynchroniser(Synchroniser):
     @property
     def size(self) -> int:
         return self._wires.all.size
+
+    def agree(self) -> None:
+        """Refuse choices that are not the same on all ranks."""
+        wire = self._wires.all
+        mine = "; ".join(f"{name}: {described(choice)}" for name, choice in self.choices.items())
+        said: list[Any] = [None] * wire.size
+        dist.all_gather_object(said, mine, group=wire.group)
+        alike(said, dist.get_process_group_ranks(wire.group), "choice")
 
     def prepare(self, gradients: Gradients) -> None:
         """Before there are any, time what they may need, where that is to be decided."""
@@ -118,9 +127,14 @@ class ShardSynchroniser(Synchroniser):
         super()._handed(self._whole(gradients), bucket, last)
 
     def _by_backend(self, given: Any, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
-        """Where nothing pays: the backend's own reduce-scatter, without threads and messages of ours."""
+        """Where nothing pays: the backend's own reduce-scatter, without threads and messages of ours; within our limit."""
+        if self.copies:
+            return super()._by_backend(given, gradients, bucket, last)
         whole, into = given
-        _scatter_tensor(into, whole, op=dist.ReduceOp.SUM, group=self._group)
+        try:
+            _scatter_tensor(into, whole, op=dist.ReduceOp.SUM, group=self._wires.all.group)
+        except RuntimeError as error:
+            raise self._failed("a reduce-scatter failed", self.step, bucket) from error
         self.traffic.spend((self.size - 1) * whole.nbytes // self.size)
         self._handed(gradients, bucket, last)
         done: Future[Tensor] = Future()
@@ -137,6 +151,17 @@ class Sharded:
     def explain(self) -> str:
         """The decisions of `Auto`, one table for each set of processes that sum together."""
         return "\n\n".join(sync.explain() for sync in self.synchronisers)
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, for a checkpoint of this process. Views: copy what is to last."""
+        found = enumerate(sync.state().items() for sync in self.synchronisers)
+        return {f"{place}/{key}": value for place, items in found for key, value in items}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`, before the first step, on as many processes."""
+        for place, sync in enumerate(self.synchronisers):
+            mine = f"{place}/"
+            sync.restore({key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)})
 
     def residuals(self, name: str) -> list[Tensor]:
         """What this process has not said yet of a parameter's gradient: its shards of all owners, one after the other."""
@@ -176,9 +201,9 @@ def register_sharded(
     >>> handle.close()
     >>> dist.destroy_process_group()
     """
-    told = Options(**{**options, "mean": False})
-    if told.momentum or (copies is None and told.node != 1):
-        wrong = "momentum" if told.momentum else "node"
+    told = Options.of({**options, "mean": False})
+    if told.momentum or "mean" in options or (copies is None and told.node != 1):
+        wrong = "momentum" if told.momentum else "mean" if "mean" in options else "node"
         raise InputError("is not there for sharded gradients", field=wrong, valid="none")
     names = {id(weight): name for name, weight in module.named_parameters()}
     auto, by_name = (None, choice) if isinstance(choice, Choice) or callable(choice) else (choice, Choice())
@@ -200,6 +225,8 @@ def register_sharded(
         raise InputError(
             "nothing in it is sharded and compressed", field="module", valid="what fully_shard was called on"
         )
+    for sync in made.values():
+        sync.agree()
     return Sharded(list(made.values()))
 
 
@@ -290,7 +317,8 @@ def _possible(auto: Auto, module: nn.Module, copies: Any) -> Auto:
         raise InputError("is not there for sharded gradients", field="guard", valid="none")
     ways = [way for way in auto.ways if _impossible(way.choice, copies) is None]
     if copies is None:
-        ways = [way for way in ways if way.exact or way.choice.topology == "scatter"]
+        alone = (way if way.exact else replace(way, choice=replace(way.choice, topology="scatter")) for way in ways)
+        ways = list({(way.choice.codec, way.choice.piece): way for way in alone}.values())
     if not ways:
         raise InputError("no way is possible for shards", field="ways", valid="Way(Choice(codec('int8'), 'scatter'))")
     return replace(auto, ways=tuple(ways))
