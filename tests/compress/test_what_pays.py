@@ -228,6 +228,22 @@ def test_what_a_run_refuses_is_not_chosen() -> None:
     assert all("fp16" in row.why for row in found.rows)
 
 
+def test_a_layer_goes_one_way_as_its_rule_says() -> None:
+    """Experts have other replicas than the rest of their layer, and a plan names layers."""
+    work = mw.Job(mw.Model.preset("tiny-moe"), mw.Cluster.preset("4x1xcpu"), 64, precision="fp32")
+    plan = mw.Plan.of({"ep": 2, "zero": 0}, work)
+    found = planned(work, plan, usual(), "meshwright", (20.0, 1e-4), lambda *_: None)
+    told: dict[str, set[str]] = {}
+    for row in found.rows:
+        for name in row.layers:
+            told.setdefault(name, set()).add(short(row.way) if row.way else "alone")
+    assert {"dense", "experts"} == {row.part for row in found.rows}
+    ruled = {name: rule.algorithm for rule in found.compression for name in layers(work, rule.layers)}
+    for name, ways in told.items():
+        (way,) = ways
+        assert way.split()[0] == ruled.get(name, "none")
+
+
 def test_on_an_accelerator_kernels_go_at_the_speed_of_its_memory() -> None:
     """The legs and bytes of a processor, and the time that a sheet of paper gives for one encoding, two decodings and the
     copies of what leaves and arrives."""

@@ -40,6 +40,7 @@ class Codec:
     decode: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 1  # messages that are exchanged, one after the other; batches are made of codecs with one round
+    check: Callable[..., None] | None = None  # refuses options, all of which it gets as keywords
 
     def __post_init__(self) -> None:
         known = self.usual
@@ -129,7 +130,13 @@ def codec(name: str, **options: Any) -> Codec:
             valid = ", ".join(found.options) or "none: it has no options"
             raise InputError(f"unknown option '{option}'", field=name, valid=valid)
         _check_kind(name, option, value, found.options[option])
-    return Codec(name, found.encode, found.decode, {**found.options, **options}, found.rounds)
+    every = {**found.options, **options}
+    if found.check is not None:
+        try:
+            found.check(**every)
+        except InputError as wrong:
+            raise InputError(wrong.problem, field=f"{name}.{wrong.field}", valid=wrong.valid) from None
+    return replace(found, options=every)
 
 
 def unusual(given: Codec) -> dict[str, Any]:
@@ -144,8 +151,9 @@ def unusual(given: Codec) -> dict[str, Any]:
 
 def _shipped(module: Any) -> Codec:
     name = module.__name__.rpartition(".")[2]
-    bare = Codec(name, module.encode, module.decode, rounds=getattr(module, "ROUNDS", 1))
-    return replace(bare, options=bare.usual)
+    rounds, check = getattr(module, "ROUNDS", 1), getattr(module, "check", None)
+    bare = Codec(name, module.encode, module.decode, rounds=rounds)
+    return replace(bare, options=bare.usual, check=check)
 
 
 def _keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -77,11 +77,12 @@ class Synchroniser:
 
     def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
         """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
-        if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
-            problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
-            raise InputError(
-                problem, field="bucket", valid="all numbers of its gradients, dense, on a CPU or CUDA device"
-            )
+        if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or not flat.is_floating_point():
+            problem = f"{flat.dtype} on {flat.device}, {flat.layout}"
+            raise InputError(problem, field="bucket", valid="real numbers, dense, on a CPU or CUDA device")
+        if flat.numel() != sum(gradients.counts):
+            problem = f"{flat.numel()} numbers for gradients of {sum(gradients.counts)}"
+            raise InputError(problem, field="bucket", valid="all numbers of its gradients")
         if self.pilot and flat.is_cuda:
             raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
         return self._begin(flat, gradients, bucket, last, flat)
@@ -259,6 +260,8 @@ class Synchroniser:
             choices: Sequence[Choice] = [choice] * len(counts)
         else:
             choices = choice(counts) if callable(choice) else self._asked(self.pilot.choices, bucket, bucket, gradients)
+            if not isinstance(choices, Sequence) or not all(isinstance(one, Choice) for one in choices):
+                raise InputError(f"gave {choices!r}", field="choice", valid="a Choice for each of the sizes")
         return self._bucket(gradients, choices, device)
 
     def _bucket(self, gradients: Gradients, choices: Sequence[Choice], device: torch.device) -> Bucket:

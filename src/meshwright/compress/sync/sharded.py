@@ -211,7 +211,7 @@ def register_sharded(
     made: dict[tuple[int, ...], ShardSynchroniser] = {}
     for number, each in enumerate(one for one in module.modules() if isinstance(one, FSDPModule)):
         for held in _groups(each):
-            trained = {names[id(one.sharded_param)]: one for one in held.fsdp_params if one.sharded_param.requires_grad}
+            trained = {_name(names, one): one for one in held.fsdp_params if one.sharded_param.requires_grad}
             chosen = {name: _checked(by_name, name, one.sharded_param, copies) for name, one in trained.items()}
             if not trained or (not auto and all(one.codec is None for one in chosen.values())):
                 continue
@@ -290,6 +290,13 @@ def _groups(module: FSDPModule) -> Iterator[Any]:
     state = fully_shard.state(module)
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return (group for group in groups if group is not None)
+
+
+def _name(names: Mapping[int, str], held: Any) -> str:
+    if id(held.sharded_param) not in names:
+        problem = "parameters are gathered, since a forward pass has kept them"
+        raise InputError(problem, field="module", valid="one of which every part has been resharded: module.reshard()")
+    return names[id(held.sharded_param)]
 
 
 def _checked(choice: Choice | ByName, name: str, weight: Tensor, copies: Any) -> Choice:
