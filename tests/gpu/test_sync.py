@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshwright.compress import codec, codecs
 from meshwright.compress.sync import Choice, Gradients, Options, Synchroniser, register
-from meshwright.compress.sync.sharded import ShardSynchroniser
+from meshwright.compress.sync.shards import ShardSynchroniser
 from tests.run.pool import close_all, pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
