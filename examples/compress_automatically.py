@@ -30,8 +30,7 @@ def train(rank: int, world: int, meeting: str) -> None:
         optimizer.step()
     if rank == 0:
         print(f"{world} devices decided:\n{state.explain()}")
-        names = {id(parameter): name for name, parameter in net.named_parameters()}
-        print("as rules of a plan:", [f"{rule.layers}: {rule.algorithm}" for rule in state.rules(names)])
+        print("as rules of a plan:", [f"{rule.layers}: {rule.algorithm}" for rule in state.rules()])
     dist.barrier()
     dist.destroy_process_group()
 

@@ -196,9 +196,17 @@ PROGRAMS: dict[str, tuple[Maker, Maker]] = {
     "blocks of one size": (lambda x: {"a": l.largest(x, 32), "b": l.largest(x, 64)}, lambda m: m["a"]),
     "put there by spread(...)": (lambda x: {"a": l.choose(x > 0, 0.1).take(x)}, lambda m: m["a"] * 2),
     "computes with what was drawn": (
-        lambda x: {"a": l.choose(l.draw(0.1).mask & (x > 0), 0.1).take(x)},
+        lambda x: {"a": l.choose(l.draw(0.1).mask & (x > 0), 0.1).index},
         lambda m: l.spread(m["a"], m["a"]),
     ),
+    "has places that are no whole numbers": (
+        lambda x: {"a": l.choose(x > 0, 0.1).index, "b": l.choose(x > 0, 0.1).take(x)},
+        lambda m: l.spread(m["b"], m["a"]),
+    ),
+    "decode: reads 'b', which encode does not send (valid: a)": (lambda x: {"a": x}, lambda m: m["b"]),
+    "a power: is 3": (lambda x: {"a": x**3}, lambda m: m["a"]),
+    "a traced value has no places": (lambda x: {"a": x[0]}, lambda m: m["a"]),
+    "a traced value has no length": (lambda x: {"a": x * len(x)}, lambda m: m["a"]),
     "samples what needs whole blocks": (
         lambda x: {"a": l.threshold(x - l.largest(x, 32), 0.1, every=8), "n": x},
         lambda m: m["n"],
@@ -224,7 +232,7 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         codec("onebit", bits=3)
     with pytest.raises(InputError, match=r"terngrad.bits: is '4' \(valid: such as 2\)"):
         codec("terngrad", bits="4")
-    with pytest.raises(InputError, match="codec terngrad: pack: 3 bits"):
+    with pytest.raises(InputError, match="terngrad.bits: is 3"):
         codec("terngrad", bits=3).bytes([10])
     with pytest.raises(InputError, match="codec homomorphic: members: is 200"):
         codec("homomorphic", members=200).bytes([10])

@@ -11,6 +11,7 @@ import meshwright as mw
 from meshwright.compress import codec
 from meshwright.compress.bench import Bench, Speed, measured
 from meshwright.compress.decide import Way, usual
+from meshwright.compress.decide.accelerated import Accelerated
 from meshwright.compress.decide.grid import MBITS, SIZES, Cell, Grid, explained, link_of, short
 from meshwright.compress.decide.pipeline import Leg, Strand
 from meshwright.compress.decide.planned import _link, planned
@@ -225,6 +226,52 @@ def test_what_a_run_refuses_is_not_chosen() -> None:
     found = planned(work, mw.Plan.of({"zero": 0}, work), usual(), "meshwright", (1.0, 1e-3), lambda *_: None)
     assert found.compression == ()
     assert all("fp16" in row.why for row in found.rows)
+
+
+def test_a_layer_goes_one_way_as_its_rule_says() -> None:
+    """Experts have other replicas than the rest of their layer, and a plan names layers."""
+    work = mw.Job(mw.Model.preset("tiny-moe"), mw.Cluster.preset("4x1xcpu"), 64, precision="fp32")
+    plan = mw.Plan.of({"ep": 2, "zero": 0}, work)
+    found = planned(work, plan, usual(), "meshwright", (20.0, 1e-4), lambda *_: None)
+    told: dict[str, set[str]] = {}
+    for row in found.rows:
+        for name in row.layers:
+            told.setdefault(name, set()).add(short(row.way) if row.way else "alone")
+    assert {"dense", "experts"} == {row.part for row in found.rows}
+    ruled = {name: rule.algorithm for rule in found.compression for name in layers(work, rule.layers)}
+    for name, ways in told.items():
+        (way,) = ways
+        assert way.split()[0] == ruled.get(name, "none")
+
+
+def test_on_an_accelerator_kernels_go_at_the_speed_of_its_memory() -> None:
+    """The legs and bytes of a processor, and the time that a sheet of paper gives for one encoding, two decodings and the
+    copies of what leaves and arrives."""
+    h100 = mw.Cluster.preset("1xh100").device(0)
+    way = Way(Choice(codec("int8"), "scatter", 1 << 20))
+    rehearsed = Rehearsal(4).strands(way.choice, ((1 << 22,),))
+    found = Accelerated(lambda *_: rehearsed, h100)(way, ((1 << 22,),))
+    assert [leg.sent for strand in found for leg in strand] == [leg.sent for strand in rehearsed for leg in strand]
+    message = codec("int8").bytes([1 << 22])
+    sent = 2 * 3 / 4 * message
+    seconds = 5.5 * (4 << 22) / h100.memory_bandwidth + 2 * sent / h100.host_bandwidth
+    assert sum(leg.work for strand in found for leg in strand) == pytest.approx(seconds, rel=0.02)
+    plain = Accelerated(lambda *_: rehearsed, h100)(Way(Choice()), ((1 << 22,),))
+    assert not any(leg.work for strand in plain for leg in strand)
+
+
+def test_a_plan_for_accelerators_is_not_judged_by_this_processor() -> None:
+    """At 25 Gbit/s a core of a server is too slow to compress for an H100, whose kernels are not."""
+    work = mw.Job(mw.Model.preset("gpt2-large"), mw.Cluster.preset("4x1xh100"), 16, seq_len=1024, precision="bf16")
+    plan = mw.Plan.of({"zero": 0}, work)
+    found = planned(work, plan, usual(), "meshwright", (25e3, 2e-5), lambda *_: None)
+    assert "H100" in found.codecs
+    assert found.speed_up > 1.3
+    on_processors = mw.Job(work.model, mw.Cluster.preset("4x1xcpu"), 16, seq_len=1024, precision="bf16")
+    other = mw.Plan.of({"zero": 0}, on_processors)
+    timed = planned(on_processors, other, usual(), "meshwright", (25e3, 2e-5), lambda *_: None)
+    assert "this machine" in timed.codecs
+    assert timed.speed_up < 1.1  # computing takes a thousand times as long
 
 
 def test_rules_name_what_differs_from_the_usual() -> None:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshwright.compress import codec, codecs
 from meshwright.compress.sync import Choice, Gradients, Options, Synchroniser, register
-from meshwright.compress.sync.sharded import ShardSynchroniser
+from meshwright.compress.sync.shards import ShardSynchroniser
 from tests.run.pool import close_all, pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -160,7 +160,7 @@ def test_ddp_on_the_device() -> None:
 def scattered(name: str, steps: int) -> tuple[list[Any], Any]:
     """The reduce-scatter of `fully_shard` as it is called on the device, of two gradients."""
     counts, rank = (3000, 70), dist.get_rank()
-    sync = ShardSynchroniser(Options(mean=False, limit=20.0), None, None, copies=False)
+    sync = ShardSynchroniser(Choice(), Options(mean=False, limit=20.0), None, None, copies=False)
     sync.choices.update(a=Choice(codec(name), piece=1024), b=Choice())
     parts = Gradients(("a/0", "b/0", "a/1", "b/1"), tuple((count,) for count in counts * 2))
     sums = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isnan
 from typing import Any
 
@@ -13,7 +14,7 @@ from meshwright.files import writable, write_text
 from meshwright.units import size
 
 _LATENCY = 0.1  # ms of a message, where nothing else is said
-_NARROW = 120  # characters of a terminal: with fewer, every other bandwidth is shown
+_NARROW = 120  # characters of a terminal: with fewer, every other bandwidth is shown, and less of layers
 
 
 EPILOG = """
@@ -177,17 +178,17 @@ def _with_plan(
     if json_:
         print_json(facts)
         return
-    click.echo(f"{job.model.name} on {job.cluster.name}, {facts['link']}")
-    rows = [
-        [_layers(one), f"{one['numbers']:,}", str(one["replicas"]), one["way"], one["topology"],
-         size(one["sent_bytes"]), one["why"]]
-        for one in facts["rows"]
-    ]  # fmt: skip
-    headings = ["layers", "numbers each", "replicas", "way", "topology", "each sends", "why"]
-    _print(headings, rows, left={"layers", "way", "topology", "why"})
+    click.echo(f"{job.model.name} on {job.cluster.name}, {facts['link']}; codecs {facts['codecs']}")
+    told: dict[str, Callable[[dict[str, Any]], str]] = {
+        "layers": _layers, "numbers each": lambda one: f"{one['numbers']:,}", "replicas": lambda one: str(one["replicas"]),
+        "way": lambda one: one["way"], "topology": lambda one: one["topology"],
+        "each sends": lambda one: size(one["sent_bytes"]), "why": lambda one: one["why"],
+    }  # fmt: skip
+    if console().width < _NARROW:
+        told = {heading: told[heading] for heading in ("layers", "way", "why")}
+    rows = [[text(one) for text in told.values()] for one in facts["rows"]]
+    _print(list(told), rows, left={"layers", "way", "topology", "why"})
     _print_verdict(facts)
-    if job.cluster.device(0).architecture != "cpu":
-        click.echo("note: codecs were timed on this machine's processor, not on the plan's devices")
     if output:
         click.echo(f"plan: {output}")
 

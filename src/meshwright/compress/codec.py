@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,19 @@ class Codec:
     decode: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 1  # messages that are exchanged, one after the other; batches are made of codecs with one round
+    check: Callable[..., None] | None = None  # refuses options, all of which it gets as keywords
+
+    def __post_init__(self) -> None:
+        known = self.usual
+        for option in self.options:
+            if option not in known:
+                valid = ", ".join(known) or "none: it has no options"
+                raise InputError(f"unknown option '{option}'", field=self.name, valid=valid)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """Its options as they are usually: keywords of its functions."""
+        return _keywords(self.name, self.encode) | _keywords(self.name, self.decode)
 
     @cached_property
     def program(self) -> Program:
@@ -48,7 +61,7 @@ class Codec:
         try:
             return compiled(
                 *(
-                    partial(one, **{k: v for k, v in given.items() if k in _keywords(one)})
+                    partial(one, **{k: v for k, v in given.items() if k in _keywords(self.name, one)})
                     for one in (self.encode, self.decode)
                 )
             )
@@ -68,6 +81,8 @@ class Codec:
         """What encodes and decodes gradients of these sizes at once: C or NumPy on a CPU, Triton elsewhere."""
         import torch
 
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise InputError(f"is {device}", field="device", valid="cpu or cuda")
         arguments = (self.program, counts, torch.device(device), dtype or torch.float32)
         if torch.device(device).type == "cuda":
             # Imported here and by its name: Triton is found beside CUDA only.
@@ -115,29 +130,39 @@ def codec(name: str, **options: Any) -> Codec:
             valid = ", ".join(found.options) or "none: it has no options"
             raise InputError(f"unknown option '{option}'", field=name, valid=valid)
         _check_kind(name, option, value, found.options[option])
-    return Codec(name, found.encode, found.decode, {**found.options, **options}, found.rounds)
+    every = {**found.options, **options}
+    if found.check is not None:
+        try:
+            found.check(**every)
+        except InputError as wrong:
+            raise InputError(wrong.problem, field=f"{name}.{wrong.field}", valid=wrong.valid) from None
+    return replace(found, options=every)
 
 
 def unusual(given: Codec) -> dict[str, Any]:
-    """Options of a shipped algorithm that are not the usual ones.
+    """Options of a codec that are not the usual ones.
 
     >>> unusual(codec("powersgd", rank=8))
     {'rank': 8}
     """
-    usual = codecs()[given.name].options
+    usual = given.usual
     return {name: value for name, value in given.options.items() if value != usual.get(name)}
 
 
 def _shipped(module: Any) -> Codec:
     name = module.__name__.rpartition(".")[2]
-    options = _keywords(module.encode) | _keywords(module.decode)
-    return Codec(name, module.encode, module.decode, options, getattr(module, "ROUNDS", 1))
+    rounds, check = getattr(module, "ROUNDS", 1), getattr(module, "check", None)
+    bare = Codec(name, module.encode, module.decode, rounds=rounds)
+    return replace(bare, options=bare.usual, check=check)
 
 
-def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+def _keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     """The options of a function, as they are usually."""
-    parameters = inspect.signature(function).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    for one in parameters:
+        if one.default is inspect.Parameter.empty:
+            raise InputError(f"option '{one.name}' has no default", field=name, valid=f"{one.name}=...")
+    return {one.name: one.default for one in parameters}
 
 
 def _check_kind(name: str, option: str, value: Any, usual: Any) -> None:

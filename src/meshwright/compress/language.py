@@ -74,6 +74,14 @@ class Node:
     def __neg__(self) -> Node:
         return _made("neg", self)
 
+    def __abs__(self) -> Node:
+        return _made("abs", self)
+
+    def __pow__(self, power: Any) -> Node:
+        if power != 2:
+            raise InputError(f"is {power!r}", field="a power", valid="2; x * x * x and root(x) for others")
+        return _two("mul", self, self)
+
     def __lt__(self, other: Any) -> Node:
         return _two("lt", self, other)
 
@@ -94,6 +102,14 @@ class Node:
 
     def __invert__(self) -> Node:
         return _made("not", self)
+
+    def __getitem__(self, place: Any) -> Node:
+        raise InputError(
+            "a traced value has no places", field="codec", valid="choose(test, part).take(x) for some numbers"
+        )
+
+    def __len__(self) -> int:
+        raise InputError("a traced value has no length of its own", field="codec", valid="count()")
 
     def __bool__(self) -> bool:
         raise InputError("a traced value has no truth of its own", field="codec", valid="where(condition, one, other)")
@@ -268,6 +284,8 @@ def spread(index: Node, value: Node) -> Node:
         raise InputError(
             "spreads what was not chosen", field="spread", valid="m['index'] and a value of choice.take(...)"
         )
+    if index.kind != "int":
+        raise InputError("has places that are no whole numbers", field="spread", valid="spread(m['index'], m['value'])")
     return Node("spread", (index, value))
 
 

@@ -121,6 +121,13 @@ class Program:
         return found | {"": at}
 
 
+class _Fields(dict[str, Node]):
+    """What `decode` may read."""
+
+    def __missing__(self, name: str) -> Node:
+        raise InputError(f"reads '{name}', which encode does not send", field="decode", valid=", ".join(self))
+
+
 def compiled(encode: Callable[[Node], Sent], decode: Callable[[Mapping[str, Node]], Node]) -> Program:
     """Trace both functions and arrange them in passes."""
     same = Same()
@@ -128,7 +135,7 @@ def compiled(encode: Callable[[Node], Sent], decode: Callable[[Mapping[str, Node
     if not isinstance(sent, Mapping) or not sent:
         raise InputError("returns no fields", field="encode", valid="a dict of what is sent, by name")
     fields = tuple(_field(name, what, same) for name, what in sent.items())
-    decoded = decode({field.name: _read(field) for field in fields})
+    decoded = decode(_Fields({field.name: _read(field) for field in fields}))
     _check_decoded(decoded)
     said = same.of(composed(decoded, {field.name: field for field in fields}))
     stops = barriers([field.node for field in fields])

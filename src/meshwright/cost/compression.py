@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from meshwright.cluster import Device
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import layers_of
 
@@ -45,20 +46,37 @@ _ON_PROCESSORS = (
     Codec("int8", 0.254, 1.7e-10),
     Codec("int4", 0.129, 1.8e-10),
 )
-# ... and on accelerators reckoned, not measured as a whole: kernels take 2e-12 (docs/measurements.md, H200), and four times
-# the message goes to host memory or back, at 25 GB/s.
-_ON_ACCELERATORS = tuple(Codec(codec.name, codec.part, 2e-12 + 4 * codec.part / 25e9) for codec in _ON_PROCESSORS)
+# ... and on accelerators reckoned, not measured as a whole: kernels go through the device's memory as often as they did on
+# an H200, where one encoding and two decodings of 256 MiB took 0.86e-12 to 1.16e-12 s a byte of the gradient at 4.8 TB/s
+# (docs/measurements.md), and messages travel through host memory, each way there and back.
+KERNEL_BYTES = 5.5  # of device memory, for a byte of the gradient
+HOST_COPIES = 2  # of what leaves a device, which is about as much as what arrives
+
+
+def kernel_seconds(device: Device) -> float:
+    """Of an accelerator, to encode a byte of a gradient once and decode it twice.
+
+    >>> from meshwright import Cluster
+    >>> f"{kernel_seconds(Cluster.preset('1xh200').device(0)):.2g}"
+    '1.1e-12'
+    """
+    return KERNEL_BYTES / device.memory_bandwidth
 
 
 def catalogue(job: Job) -> tuple[Codec, ...]:
-    """Codecs that lose little, as our runtime runs them on a job's devices.
+    """Codecs that lose little, as our runtime runs them on a job's devices, the slowest ones where there are several kinds.
 
     >>> from meshwright import Cluster, Model
     >>> [codec.name for codec in catalogue(Job(Model.preset("tiny-llama"), Cluster.preset("2xcpu"), 4))]
     ['bf16', 'fp16', 'int8', 'int4']
     """
-    processors = any(group.device.architecture == "cpu" for group in job.cluster.groups)
-    return _ON_PROCESSORS if processors else _ON_ACCELERATORS
+    devices = [group.device for group in job.cluster.groups]
+    if any(device.architecture == "cpu" for device in devices):
+        return _ON_PROCESSORS
+    kernels, host = max(map(kernel_seconds, devices)), min(device.host_bandwidth for device in devices)
+    # Each process sends two messages in all, one to the owners of parts and one to those who want the sums.
+    copies = 2 * HOST_COPIES / host
+    return tuple(Codec(codec.name, codec.part, kernels + copies * codec.part) for codec in _ON_PROCESSORS)
 
 
 def offering(job: Job, runtime: Runtime) -> Runtime:

@@ -67,6 +67,10 @@ def _refuse_span(field: str, rule: Compression, span: Span, pipeline: Pipeline, 
     if span.zero > 1 and sharded and pipeline.micro_batches > 1:
         problem = f"ZeRO-{span.zero} sums gradients of {span.layers} in every micro-batch, compressed ones once a step"
         raise InputError(problem, field=f"{field}.layers", valid="zero 0 or 1, or one micro-batch")
+    members = rule.options.get("members", replicas)
+    if isinstance(members, int | float) and members < replicas:
+        problem = f"sums of {members:g} processes fit, {replicas} sum {span.layers}"
+        raise InputError(problem, field=f"{field}.options.members", valid=f"{replicas} or more, or none")
     if sharded and whole:
         problem = f"{rule.algorithm} needs whole gradients, ZeRO-{span.zero} cuts those of {span.layers}"
         raise InputError(problem, field=f"{field}.algorithm", valid="another algorithm, or zero 0")

@@ -17,3 +17,13 @@ def encode(g: Node, *, rank: int = 4, factors: str = "int8") -> NoReturn:
 
 def decode(m: Fields) -> NoReturn:
     raise InputError("has two rounds", field="powersgd", valid="meshwright.compress.lowrank.LowRank")
+
+
+def check(*, rank: int, factors: str) -> None:
+    from meshwright.compress.codec import codecs
+
+    if rank < 1:
+        raise InputError(f"is {rank}", field="rank", valid="1 or more")
+    valid = [name for name, one in codecs().items() if one.rounds == 1] if factors else [""]
+    if factors not in valid:
+        raise InputError(f"is '{factors}'", field="factors", valid=f"'' or {', '.join(valid)}")

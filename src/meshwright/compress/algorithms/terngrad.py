@@ -1,6 +1,7 @@
 """A few levels from the smallest number to the largest, rounded at random so that the mean is right (Wen et al. 2017)."""
 
 from meshwright.compress.language import Fields, Node, Sent, floor, largest, pack, smallest, uniform, where
+from meshwright.errors import InputError
 
 
 def encode(g: Node, *, bits: int = 2) -> Sent:
@@ -11,3 +12,8 @@ def encode(g: Node, *, bits: int = 2) -> Sent:
 
 def decode(m: Fields) -> Node:
     return m["low"] + m["code"] * m["gap"]
+
+
+def check(*, bits: int) -> None:
+    if bits not in (1, 2, 4, 8, 16):
+        raise InputError(f"is {bits}", field="bits", valid="1, 2, 4, 8 or 16")

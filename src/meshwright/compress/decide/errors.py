@@ -2,8 +2,15 @@
 
 A process can tell what its own message would lose, |C(g) - g|, and after exact sums how large the mean is. By the triangle
 inequality the mean of what is sent differs from the exact mean by no more than the most that any process loses; where sums
-are encoded again on their way (scatter, ring, tree), by what that loses besides. So the bound
-holds without sending anything.
+are encoded again on their way (scatter, ring, tree), by what that loses besides.
+
+With error feedback each message also says what was left of earlier steps, which is wrong for the gradient of this one. If
+a part d of what is given is lost each time, at most d / (1 - d) of a gradient has been left; saying that, and leaving as
+much again, a sum is off by up to 2 / (1 - d) times what one message loses.
+
+PowerSGD sends no mean of messages: all project on one space, so that the mean itself is looked at. What is left of a step
+lies outside of its space, and fills the next one's: some steps are tried, of the same mean with its rows and columns in
+other orders, as different as gradients of other data may be.
 """
 
 from __future__ import annotations
@@ -14,89 +21,149 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compress.codec import codec
 from meshwright.compress.decide.facts import Auto, Unit, Way, units
 from meshwright.compress.lowrank import LowRank
 from meshwright.compress.sync.bucket import Gradients
 
-_ROUNDS = 3  # of power iteration: later steps begin where earlier ones ended
+_STEPS = 8  # that are tried of PowerSGD
+_MARGIN = 1.2  # times what was seen in them
 
 
 class Errors:
-    """Bounds for every unit and codec, from the gradients of one step."""
+    """Bounds for every unit and codec, from the gradients of one step in which all sums were exact; a unit's bound is that
+    of the gradient in it which is off the most."""
 
-    def __init__(self, auto: Auto) -> None:
+    def __init__(self, auto: Auto, *, feedback: bool) -> None:
         assert auto.guard is not None
-        self.guard = auto.guard
-        self._kinds = list({id(way.choice.codec): way.choice.codec for way in auto.ways if way.choice.codec}.values())
-        self._lost: dict[
-            Unit, list[float]
-        ] = {}  # by this process, and of how much: |C(g) - g| of every codec, then |g|
-        self._means: dict[Unit, float] = {}
-        self._bounds: dict[Unit, list[tuple[float, float]]] = {}  # once, and for each encoding of a sum besides
+        self.guard, self._feedback = auto.guard, feedback
+        every = list({id(way.choice.codec): way.choice.codec for way in auto.ways if way.choice.codec}.values())
+        self._single = [kind for kind in every if kind.rounds == 1]
+        self._several = [kind for kind in every if kind.rounds > 1]
+        self._own: dict[
+            Unit, list[list[float]]
+        ] = {}  # of each gradient of this process: |g|, and lost by every single one
+        self._mean: dict[Unit, list[list[float]]] = {}  # of each mean: its norm, and lost by every other codec
+        self._bounds: dict[
+            Unit, dict[int, list[tuple[float, float]]]
+        ] = {}  # once, and for each encoding of a sum besides
 
     def look(self, place: int, gradients: Gradients, flat: Tensor) -> None:
         """At a bucket of this process, before it is summed."""
         for unit, numbers in _parts(place, gradients, flat):
-            lost = [float((said(kind, unit, numbers) - numbers).norm()) for kind in self._kinds]
-            self._lost[unit] = [*lost, float(numbers.norm())]
+            lost = [norms(unit, said(kind, unit.counts, numbers) - numbers) for kind in self._single]
+            self._own[unit] = [list(each) for each in zip(norms(unit, numbers), *lost, strict=True)]
 
     def mean(self, place: int, gradients: Gradients, flat: Tensor) -> None:
         """The same bucket after exact sums."""
+        steps = _STEPS if self._feedback else 1
         for unit, numbers in _parts(place, gradients, flat):
-            self._means[unit] = float(numbers.norm())
+            lost = [projected(kind, unit, numbers, steps) for kind in self._several]
+            self._mean[unit] = [list(each) for each in zip(norms(unit, numbers), *lost, strict=True)]
 
     def told(self, every: Sequence[Unit]) -> list[float]:
         """For a vote: nothing where something is not known yet."""
-        none = [0.0] * (len(self._kinds) + 2)
-        return [
-            value
-            for unit in every
-            for value in (
-                (*self._lost[unit], self._means[unit]) if unit in self._lost and unit in self._means else none
-            )
-        ]
+        none = [0.0] * (len(self._single) + len(self._several) + 2)
+        found: list[float] = []
+        for unit in every:
+            if unit in self._own and unit in self._mean:
+                found += [
+                    value
+                    for pair in zip(self._own[unit], self._mean[unit], strict=True)
+                    for one in pair
+                    for value in one
+                ]
+            else:
+                found += none * len(unit.shapes)
+        return found
 
     def take(self, every: Sequence[Unit], found: Sequence[float]) -> None:
         """The result of a vote: the most of all processes."""
-        width = len(self._kinds) + 2
-        for place, unit in enumerate(every):
-            *lost, own, mean = found[place * width : (place + 1) * width]
-            if mean > 0:
-                self._bounds[unit] = [(one / mean, one / own if own else 1.0) for one in lost]
+        values = iter(found)
+        for unit in every:
+            bounds: dict[int, list[tuple[float, float]]] = {id(kind): [] for kind in (*self._single, *self._several)}
+            known = False
+            for _ in unit.shapes:
+                own, *single = [next(values) for _ in range(1 + len(self._single))]
+                mean, *several = [next(values) for _ in range(1 + len(self._several))]
+                known |= own > 0
+                for kind, lost in zip((*self._single, *self._several), (*single, *several), strict=True):
+                    once = lost / mean if mean else float("inf") if lost else 0.0
+                    bounds[id(kind)].append((once, lost / own if own else 0.0))
+            if known:
+                self._bounds[unit] = bounds
 
     def bound(self, unit: Unit, way: Way) -> float:
-        """The most that the aggregated gradient of a unit may be off, relatively; infinite where it is not known."""
+        """The most that an aggregated gradient of a unit may be off, relatively; infinite where it is not known."""
         kind = way.choice.codec
         if kind is None:
             return 0.0
         if unit not in self._bounds:
             return float("inf")
-        once, again = self._bounds[unit][next(i for i, one in enumerate(self._kinds) if one is kind)]
-        return once + (again if kind.rounds == 1 and way.choice.topology != "gather" else 0.0)
+        return max(self._one(way, *both) for both in self._bounds[unit][id(kind)])
+
+    def _one(self, way: Way, once: float, again: float) -> float:
+        if way.choice.codec.rounds > 1:
+            return once * _MARGIN
+        bound = once + (again if way.choice.topology != "gather" else 0.0)
+        if not self._feedback:
+            return bound
+        return bound * 2 / (1 - again) if again < 1 else float("inf")
 
     def allowed(self, every: Sequence[Unit], ways: Sequence[Way]) -> dict[Unit, list[Way]]:
         """Ways that keep to the guard; exact ones always do."""
         return {unit: [way for way in ways if self.bound(unit, way) <= self.guard] for unit in every}
 
 
-def said(kind: Any, unit: Unit, numbers: Tensor) -> Tensor:
-    """What a codec leaves of some gradients.
+def norms(unit: Unit, numbers: Tensor) -> list[float]:
+    """Of each gradient of a unit."""
+    return [float(part.norm()) for part in numbers.float().split(list(unit.counts))]
 
-    >>> from meshwright.compress import codec
-    >>> said(codec("fp16"), Unit(0, ((2,),)), torch.tensor([1.0, 2049.0])).tolist()
+
+def said(kind: Any, counts: Sequence[int], numbers: Tensor) -> Tensor:
+    """What a message says of some gradients.
+
+    >>> said(codec("fp16"), (2,), torch.tensor([1.0, 2049.0])).tolist()
     [1.0, 2048.0]
     """
-    if kind.rounds > 1:
-        low = LowRank(unit.shapes, kind.options["rank"])
-        for _ in range(_ROUNDS):
-            out = numbers.float().clone()
-            low.finish(low.second(low.first(out)))
-        return out
-    batch = kind.batch(unit.counts)
+    batch = kind.batch(counts)
     message, out = batch.new_message(), torch.empty(numbers.numel())
-    batch.encode(numbers.float(), message)
+    batch.encode(numbers.float().contiguous(), message)
     batch.decode(message, out)
     return out
+
+
+def projected(kind: Any, unit: Unit, mean: Tensor, steps: int) -> list[float]:
+    """The most that PowerSGD is off by in some steps with error feedback, the first of them without; of each gradient."""
+    low = LowRank(unit.shapes, kind.options["rank"])
+    factors = codec(kind.options["factors"]) if kind.options["factors"] else None
+
+    def passed(numbers: Tensor, counts: Sequence[int]) -> Tensor:
+        return said(factors, [count for count in counts if count], numbers) if factors and numbers.numel() else numbers
+
+    residual, worst = torch.zeros(mean.numel()), [0.0] * len(unit.shapes)
+    for step in range(steps):
+        given = shuffled(unit, mean.float(), step)
+        out = given.clone()
+        first = low.first(out, residual)
+        sent = passed(first, low.firsts)
+        lacks = first - sent if factors else None
+        low.finish(passed(low.second(sent), low.seconds), lacks)
+        worst = [max(pair) for pair in zip(worst, norms(unit, out - given), strict=True)]
+    return worst
+
+
+def shuffled(unit: Unit, numbers: Tensor, seed: int) -> Tensor:
+    """Gradients with the rows and columns of each in another order; as they are for seed 0."""
+    chance = torch.Generator().manual_seed(seed)
+    found = []
+    for shape, part in zip(unit.shapes, numbers.split(list(unit.counts)), strict=True):
+        rows = part.view(shape[0], -1) if len(shape) > 1 else part.view(1, -1)
+        if seed:
+            rows = rows[torch.randperm(rows.shape[0], generator=chance)]
+            rows = rows[:, torch.randperm(rows.shape[1], generator=chance)]
+        found.append(rows.flatten())
+    return torch.cat(found)
 
 
 def _parts(place: int, gradients: Gradients, flat: Tensor) -> list[tuple[Unit, Tensor]]:

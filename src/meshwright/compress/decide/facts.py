@@ -21,6 +21,8 @@ class Way:
     steps: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.choice, Choice):
+            raise InputError(f"is {self.choice!r}", field="choice", valid="Choice(codec('int8'), 'scatter')")
         if not self.steps >= 1:
             raise InputError(f"is {self.steps}", field="steps", valid="1 or more, against exact sums")
 
@@ -72,7 +74,7 @@ class Auto:
 
     ways: tuple[Way, ...] = field(default_factory=usual)
     guard: float | None = None  # most relative error of the aggregated gradient, |sent - exact| / |exact|
-    every: int = 20  # steps between looks at what has changed
+    every: int | None = None  # steps between looks at what has changed; none: about two seconds of them
 
     def __post_init__(self) -> None:
         if not self.ways:
@@ -81,8 +83,13 @@ class Auto:
             raise InputError(f"is {self.guard}", field="guard", valid="more than 0, or none")
         if self.guard is not None and not any(way.exact for way in self.ways):
             raise InputError("no way is exact", field="ways", valid="Way(Choice()) among them, where there is a guard")
-        if self.every < 2:
-            raise InputError(f"is {self.every}", field="every", valid="2 steps or more")
+        for way in self.ways:
+            if not isinstance(way, Way):
+                raise InputError(
+                    f"has {way!r}", field="ways", valid="Way(Choice(codec('int8')), steps=1.0), one or more"
+                )
+        if self.every is not None and self.every < 2:
+            raise InputError(f"is {self.every}", field="every", valid="2 steps or more, or none")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ and the new choice holds from the next step on. A probe is sent when steps take 
 from __future__ import annotations
 
 import os
-import statistics
-import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf
@@ -27,6 +24,7 @@ from meshwright.compress.decide.link import Submit, measured, neighbours, probe_
 from meshwright.compress.decide.outlook import Drag, Outlook
 from meshwright.compress.decide.pipeline import Strand, Times
 from meshwright.compress.decide.rehearse import Rehearsal
+from meshwright.compress.decide.tally import Tally
 from meshwright.compress.sync.bucket import Gradients
 from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
@@ -42,22 +40,26 @@ _MIXED = 0.05  # part by which a mixture must be better than one way for all: ev
 _TRIED = 200  # simulations of mixtures for one decision, about 0.1 s, for which all wait
 _SOON = 0.05  # seconds: exact sums of a bucket that take no longer are not replaced before computing is known
 _QUICK = 0.15  # seconds: ... and those of all buckets, where it is not even worth being asked for them
-_APART = 2.0  # seconds between votes, where steps are shorter
-_REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
+_APART = 2.0  # seconds between votes
+_ENOUGH = 0.5  # seconds of steps that the first decision looks at
+_NOTICED = 2e-3  # seconds of a step that compressing must save: a hook, threads and their lock cost about half of it
+_PATIENCE = 10  # votes during which exact sums stay that were gone back to
+_OUTLOOKS = 1000  # that are remembered
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
 
 
 class Pilot:
     """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
 
-    def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool) -> None:
+    def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool, owned: bool = False) -> None:
+        """`owned`: sums stay with the owners of their parts."""
         self.auto, self._wire, self._submit = auto, wire, submit
         self.version = 0  # of the choices
         self.history: list[Outlook] = []
         self._cores = len(os.sched_getaffinity(0)) / neighbours(wire)
         self.link: Link = measured(wire, self._cores, submit)
-        self._rehearsal = Rehearsal(wire.size, feedback)
-        self._errors = Errors(auto) if auto.guard is not None else None
+        self._rehearsal = Rehearsal(wire.size, feedback, owned)
+        self._errors = Errors(auto, feedback=feedback) if auto.guard is not None else None
         self._ways: dict[Unit, Way] = {}
         self._pace = 1.0  # of the worker, against rehearsals
         self._priced: dict[tuple[Way, Any], list[Strand]] = {}  # at that pace
@@ -67,13 +69,10 @@ class Pilot:
         self._unprobed = 0.0  # seconds since the last one
         self._calm = inf  # seconds of a step, the least that were seen since then under the same choices
         self._due, self._votes_taken = _FIRST, 0
-        self._now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
-        self._layout: tuple[Gradients, ...] = ()  # of the last step
-        self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been handed over
-        self._ready: deque[list[float]] = deque(maxlen=_REMEMBERED)
-        self._seconds: list[float] = []
+        self._tally = Tally()
         self._seen = 0.0  # seconds of a step, at the last vote
-        self._worked, self._marks = 0.0, [0.0]  # of the worker: in all, and by the end of each step since the last vote
+        self._exact_extra = inf  # ... besides computing, at the last vote over this link where all sums were exact
+        self._patience = 0  # votes until something else than exact sums is tried again
         self._vote: Tensor | None = None
         self._pending: Future[Any] | None = None
         self._totals: dict[int, Total] = {}
@@ -110,7 +109,7 @@ class Pilot:
 
     def settle(self, stamp: Stamp) -> None:
         """Take what the last vote has found; before the first bucket of a step."""
-        if self._now or self._pending is None:
+        if self._tally.now or self._pending is None:
             return
         self._pending.wait()  # long done, if gradients are used before the next ones are handed over
         self._pending = None
@@ -118,52 +117,37 @@ class Pilot:
             vote, self._vote = self._vote.tolist(), None
             self._taken(stamp, vote[0], vote[1], vote[2:])
 
-    def look(self, place: int, gradients: Gradients, flat: Tensor, step: int) -> bool:
-        """Before a bucket is handed over: whether its mean is to be `seen`."""
-        looking = step == _FIRST - 1 or (step == self._due - 1 and self._votes_taken % _LOOKS == 0)
-        if self._errors is None or not looking:
-            return False
-        exact = all(self._ways[Unit(place, unit.shapes)].choice.codec is None for unit in units([gradients.shapes]))
-        self._errors.look(place, gradients, flat)
-        return exact or step > _FIRST
+    def looking(self, step: int) -> bool:
+        """Whether gradients are looked at in a step: then all sums are exact, so that something is known to compare with."""
+        due = step == _FIRST - 1 or (step == self._due - 1 and self._votes_taken % _LOOKS == 0)
+        return self._errors is not None and due
+
+    def look(self, place: int, gradients: Gradients, flat: Tensor) -> None:
+        """At a bucket, before it is handed over."""
+        if self._errors is not None:
+            self._errors.look(place, gradients, flat)
 
     def seen(self, place: int, gradients: Gradients, flat: Tensor) -> None:
         """The mean of a bucket that was looked at."""
         if self._errors is not None:
             self._errors.mean(place, gradients, flat)
 
-    def handed(self, gradients: Gradients, *, step: int, last: bool) -> bool:
-        """A bucket is handed over; whether a vote goes with it."""
-        self._now.append((gradients, time.thread_time()))
-        if not last:
-            return False
-        layout, computed, wall = tuple(one for one, _ in self._now), time.thread_time(), time.perf_counter()
-        if layout != self._layout:
-            self._ready.clear()
-        elif self._begun[1]:
-            self._seconds.append(wall - self._begun[1])
-            self._ready.append([at - self._begun[0] for _, at in self._now])
-            self._marks.append(self._worked)
-        self._begun, self._layout, self._now = (computed, wall), layout, []
-        return step >= self._due and bool(self._seconds)
+    def handed(self, gradients: Gradients) -> None:
+        """A bucket is handed over."""
+        self._tally.handed(gradients)
+
+    def ended(self, step: int) -> bool:
+        """All buckets of a step are handed over; whether a vote goes with them."""
+        return self._tally.ended(counts=not self.looking(step)) and step >= self._due
 
     def timed(self, strand: Iterator[Any]) -> Iterator[Any]:
         """A strand whose work is counted."""
-        while True:
-            begin = time.thread_time()
-            transfer = next(strand, None)
-            self._worked += time.thread_time() - begin
-            if transfer is None:
-                return
-            yield transfer
+        return self._tally.timed(strand)
 
     def strand(self, stamp: Stamp) -> Iterator[Any]:
         """A vote."""
-        worked = (self._marks[-1] - self._marks[0]) / max(len(self._marks) - 1, 1)
-        ready = [statistics.median(times) for times in zip(*self._ready, strict=True)]
-        every = self._units()
-        errors = self._errors.told(every) if self._errors else []
-        vote = torch.tensor([statistics.median(self._seconds), worked, *ready, *errors])
+        errors = self._errors.told(self._units()) if self._errors else []
+        vote = torch.tensor([*self._tally.told(), *errors])
         total = self._totals.setdefault(len(vote), Total(self._wire, len(vote), torch.float32, largest=True))
         yield from total.run(Run(vote, None, stamp.step, stamp.bucket, stamp.tag, 0), vote, last=True)
         self._vote = vote
@@ -171,11 +155,6 @@ class Pilot:
     def voting(self, future: Future[Any]) -> None:
         """The vote is done when this is."""
         self._pending = future
-
-    @property
-    def aside(self) -> bool:
-        """Whether it needs to see nothing but times."""
-        return self._errors is None
 
     @property
     def rounds(self) -> int:
@@ -186,29 +165,46 @@ class Pilot:
     def now(self) -> list[tuple[Unit, Gradients, Way]]:
         """What is done with the gradients of the last step, and their bucket."""
         known = [unit for unit in self._units() if unit in self._ways]
-        return [(unit, self._layout[unit.bucket], self._ways[unit]) for unit in known]
+        return [(unit, self._tally.layout[unit.bucket], self._ways[unit]) for unit in known]
 
     def sent(self, unit: Unit, way: Way) -> int:
         """Bytes that each process sends of a unit."""
         return sum(leg.sent for strand in self._rehearsal.strands(way.choice, unit.shapes) for leg in strand)
 
     def _units(self) -> tuple[Unit, ...]:
-        return units([gradients.shapes for gradients in self._layout])
+        return units([gradients.shapes for gradients in self._tally.layout])
 
     def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
-        every, self._seen = self._units(), seconds
+        steps, short = len(self._tally.seconds), not self.history and seconds * len(self._tally.seconds) < _ENOUGH
+        if short and self._votes_taken == 0 and self.auto.every is None:
+            self._due = stamp.step + ceil(_ENOUGH / max(seconds, 1e-3))  # the first steps of a run say little
+            self._votes_taken += 1
+            return
+        every, self._seen, self._patience = self._units(), seconds, max(self._patience - 1, 0)
         before = self.history[-1].facts.units if self.history else ()
+        every = before if every == before else every  # so that they are in memory once
         turned, self._turned = self._turned, False  # what was decided then was decided by steps over two links
-        changed = self._learn(seconds, worked) or turned if self.history else True
+        changed = self._learn(seconds, worked, steps) or turned if self.history else True
         if self._errors:
-            self._errors.take(every, rest[len(self._layout) :])
-        facts = Facts(tuple(rest[: len(self._layout)]), every, self._wire.size, self.link, self._cores)
-        self._change(facts, stamp, anew=changed or bool(self._errors) or every != before)
-        self._due = stamp.step + max(1, min(self.auto.every, ceil(_APART / max(seconds, 1e-3))))
-        self._seconds, self._marks = [], self._marks[-1:]
+            self._errors.take(every, rest[len(self._tally.layout) :])
+        ready = tuple(rest[: len(self._tally.layout)])
+        if not self._turned and all(way.exact for way in self._ways.values()):
+            self._exact_extra = seconds - ready[-1]
+        facts = Facts(ready, every, self._wire.size, self.link, self._cores)
+        anew = changed or bool(self._errors) or every != before or self._loses(facts)
+        self._change(facts, stamp, anew=anew)
+        self._due = stamp.step + (self.auto.every or max(1, ceil(_APART / max(seconds, 1e-3))))
+        self._tally.begin()
         self._votes_taken += 1
 
-    def _learn(self, seconds: float, worked: float) -> bool:
+    def _loses(self, facts: Facts) -> bool:
+        """Whether exact sums were seen to be no slower than what is done now, over the same link."""
+        now = [self._ways.get(unit) for unit in facts.units]
+        if None in now or all(way.exact for way in now if way):
+            return False
+        return self._seen * steps_of(facts, [way for way in now if way]) > self._exact_extra + facts.ready[-1]
+
+    def _learn(self, seconds: float, worked: float, steps: int) -> bool:
         """From what came of the last decision: how fast the worker is, the link, and all together. Whether anything is
         so different that it should be decided anew."""
         before = self.history[-1]
@@ -217,16 +213,16 @@ class Pilot:
         self._pace = worked / planned if planned and worked else self._pace
         self._priced.clear()
         off = abs(seconds / before.expected - 1) > _OFF
-        self._turned = self._look_at_link(seconds, off=off)
+        self._turned = self._wire.size > 1 and self._look_at_link(seconds, steps, off=off)
         if not self._turned:
             drag = Drag.of(seconds, before.decision.times.step)
             self._drag = drag if len(self.history) == 1 else self._drag.between(drag)
         return self._turned or off
 
-    def _look_at_link(self, seconds: float, *, off: bool) -> bool:
+    def _look_at_link(self, seconds: float, steps: int, *, off: bool) -> bool:
         """Send a probe where steps are not as expected, or where the last one is long ago; nothing else is under way.
         Whether the link is another one now."""
-        self._unprobed += len(self._seconds) * seconds
+        self._unprobed += steps * seconds
         self._calm = min(self._calm, seconds)
         messages = self.link.messages
         if not off:
@@ -241,6 +237,8 @@ class Pilot:
         times, self._unprobed, self._calm = byte / messages.byte, 0.0, seconds
         self.link = self.link.slower(times)
         self._probe = probe_of(self.link)
+        if abs(times - 1) > _OFF:
+            self._exact_extra, self._patience = inf, 0
         return abs(times - 1) > _OFF
 
     def _change(self, facts: Facts, stamp: Stamp, *, anew: bool) -> None:
@@ -249,6 +247,8 @@ class Pilot:
         chosen = dict(zip(facts.units, best.ways, strict=True))
         if any(self._ways.get(unit) != way for unit, way in chosen.items()):
             self._ways, self.version, self._calm = chosen, self.version + 1, inf
+        if len(self.history) == _OUTLOOKS:
+            del self.history[1]  # the first one and the latest stay
         self.history.append(Outlook(stamp.step, facts, best, self._drag.expected(best.times.step)))
 
     def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp, *, anew: bool = True) -> Decision:
@@ -295,10 +295,16 @@ class Pilot:
         ):
             return best
         stays = priced(facts, [way for way in now if way], self._costs)
+        if plain and self._loses(facts):
+            self._patience = _PATIENCE
+            return priced(facts, plain, self._costs)
+        if exact_now:
+            # The backend's sums may be faster than messages of ours, by which they were simulated: what was seen counts.
+            price = min(stays.price, self._seen)
+            saves = price - best.price > max(_BETTER * price, _NOTICED)
+            return best if saves and not self._patience else stays
         safer = sum(way.near for way in best.ways) > sum(way.near for way in stays.ways)
-        # The backend's sums may be faster than messages of ours, by which they were simulated: what was seen counts, too.
-        price = min(stays.price, self._seen) if exact_now else stays.price
-        return best if safer or best.price < price * (1 - _BETTER) else stays
+        return best if safer or best.price < stays.price * (1 - _BETTER) else stays
 
     def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
         """Legs of gradients, at the worker's pace; a decision asks for the same ones hundreds of times."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from msgspec import to_builtins
 
+from meshwright.cluster import Device
+from meshwright.compress.decide.accelerated import Accelerated
 from meshwright.compress.decide.choose import WIDE, Costs, Decision, priced, worth
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way
 from meshwright.compress.decide.grid import TIMES, link_of, sent_by, short
@@ -53,6 +56,7 @@ class Planned:
     steps: float
     compression: tuple[Compression, ...]
     link: str  # in words
+    codecs: str  # how their speed is known, in words
 
     @property
     def speed_up(self) -> float:
@@ -62,6 +66,7 @@ class Planned:
     def to_table(self) -> dict[str, Any]:
         return {
             "link": self.link,
+            "codecs": self.codecs,
             "rows": [_facts(row) for row in self.rows],
             "seconds": self.seconds,
             "plain_seconds": self.plain,
@@ -89,52 +94,111 @@ def planned(
 ) -> Planned:
     """What pays for a plan; `link` is Mbit/s and seconds of latency where they are not the cluster's."""
     pools = gradients(job, plan, runtime)
-    rows: list[Row] = []
-    chosen: dict[str, tuple[int, Way]] = {}
-    worst: tuple[Decision, Decision] | None = None
     rehearsals: dict[int, Rehearsal] = {}
+    device = _slowest(job)
+    found: list[_Pool] = []
     with one_thread():
         for done, pool in enumerate(pools):
             tell(f"timing ways for {pool[0].replicas} replicas", done, len(pools))
             rehearsal = rehearsals.setdefault(pool[0].replicas, Rehearsal(pool[0].replicas, times=TIMES))
-            pool_rows, pair = _decided(pool, ways, link, rehearsal)
-            rows += pool_rows
-            for row in pool_rows:
-                for name in row.layers:
-                    if row.way and row.numbers > chosen.get(name, (0, row.way))[0]:
-                        chosen[name] = (row.numbers, row.way)
-            if pair and (worst is None or pair[1].price > worst[1].price):
-                worst = pair
+            found.append(_decided(pool, ways, link, rehearsal, device))
+        chosen = _one_for_each_layer(found)
+        found = [one.gone(chosen) for one in found]
+    rows = [row for one in found for row in one.rows()]
+    pairs = [one.pair for one in found if one.pair]
+    worst = max(pairs, key=lambda pair: pair[1].price, default=None)
     best, plain = worst or (None, None)
-    compression = rules({name: way for name, (_, way) in chosen.items()}, job.model)
+    compression = rules(chosen, job.model)
     seconds, steps = (best.times.step, best.steps) if best else (0.0, 1.0)
     said = f"{link[0]:g} Mbit/s and {link[1] * 1e3:g} ms" if link else "the cluster's links"
-    return Planned(_joined(rows), seconds, plain.times.step if plain else 0.0, steps, compression, said)
+    codecs = f"reckoned for {device.title}" if device else "timed on this machine's processor"
+    return Planned(_joined(rows), seconds, plain.times.step if plain else 0.0, steps, compression, said, codecs)
 
 
 def _decided(
-    pool: Sequence[Summed], ways: Sequence[Way], link: tuple[float, float] | None, rehearsal: Rehearsal
-) -> tuple[list[Row], tuple[Decision, Decision] | None]:
-    """Rows of gradients that share their replicas; what is expected with and without compression."""
+    pool: Sequence[Summed],
+    ways: Sequence[Way],
+    link: tuple[float, float] | None,
+    rehearsal: Rehearsal,
+    device: Device | None,
+) -> _Pool:
+    """What is best for gradients that share their replicas."""
     kept = [one for one in pool if not one.alone]
-    rows = [_row([one], None, 0, one.alone) for one in pool if one.alone]
+    alone = [_row([one], None, 0, one.alone) for one in pool if one.alone]
     if not kept:
-        return rows, None
+        return _Pool(alone)
     first = kept[0]
-    costs = Scaled(rehearsal, first.width, first.sharded)
+    costs: Costs = Scaled(rehearsal, first.width, first.sharded)
+    costs = Accelerated(costs, device) if device else costs
     units = tuple(Unit(place, one.shapes) for place, one in enumerate(kept))
     used = link_of(first.replicas, *link) if link else _link(first)
-    cores = float(len(os.sched_getaffinity(0)))
+    cores = inf if device else float(len(os.sched_getaffinity(0)))  # an accelerator's host has nothing else to compute
     facts = Facts(tuple(one.ready for one in kept), units, first.replicas, used, cores)
-    tied = _Tied(facts, _possible(first, ways), costs, [one.sort for one in kept])
-    best, plain = tied.best(), tied.plain
-    for sort in dict.fromkeys(one.sort for one in kept):
-        alike = [one for one in kept if one.sort == sort]
-        way = best.ways[kept.index(alike[0])]
-        one = replace(facts, ready=facts.ready[:1], units=(Unit(0, alike[0].shapes),))
-        sent = sent_by(costs, replace(best, ways=(way,)), one)
-        rows.append(_row(alike, way, sent, tied.why(best, sort, way)))
-    return rows, (best, plain)
+    possible = _possible(first, ways)
+    tied = _Tied(facts, possible, costs, [one.sort for one in kept])
+    return _Pool(alone, kept, facts, costs, possible, tied, tied.best())
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Gradients that share their replicas, and what is done with each."""
+
+    alone: list[Row]
+    kept: Sequence[Summed] = ()
+    facts: Facts | None = None
+    costs: Costs | None = None
+    possible: Sequence[Way] = ()
+    tied: _Tied | None = None
+    best: Decision | None = None
+
+    @property
+    def pair(self) -> tuple[Decision, Decision] | None:
+        """What is expected with and without compression."""
+        return (self.best, self.tied.plain) if self.best and self.tied else None
+
+    def gone(self, chosen: Mapping[str, Way]) -> _Pool:
+        """The same where each layer goes the way that is chosen for it."""
+        if not (self.best and self.facts and self.costs):
+            return self
+        ways = [chosen[one.layer] for one in self.kept]
+        return self if tuple(ways) == self.best.ways else replace(self, best=priced(self.facts, ways, self.costs))
+
+    def rows(self) -> list[Row]:
+        found = list(self.alone)
+        if not (self.best and self.facts and self.costs and self.tied):
+            return found
+        for sort, way in dict.fromkeys((one.sort, way) for one, way in zip(self.kept, self.best.ways, strict=True)):
+            pairs = zip(self.kept, self.best.ways, strict=True)
+            alike = [one for one, gone in pairs if (one.sort, gone) == (sort, way)]
+            one = replace(self.facts, ready=self.facts.ready[:1], units=(Unit(0, alike[0].shapes),))
+            sent = sent_by(self.costs, replace(self.best, ways=(way,)), one)
+            found.append(_row(alike, way, sent, self.tied.why(self.best, sort, way)))
+        return found
+
+
+def _one_for_each_layer(pools: Sequence[_Pool]) -> dict[str, Way]:
+    """A plan names layers: where a layer's experts would go another way than the rest of it, all go that of more numbers
+    which is possible for all."""
+    wanted: dict[str, list[tuple[int, Way]]] = {}
+    possible: dict[str, set[Way]] = {}
+    for pool in pools:
+        for one, way in zip(pool.kept, pool.best.ways if pool.best else (), strict=True):
+            wanted.setdefault(one.layer, []).append((one.numbers, way))
+            possible[one.layer] = possible.get(one.layer, set(pool.possible)) & set(pool.possible)
+    found = {}
+    for name, some in wanted.items():
+        ranked = [way for _, way in sorted(some, key=lambda pair: -pair[0]) if way in possible[name]]
+        exact = next(way for way in possible[name] if way.exact)
+        found[name] = next(iter(ranked), exact)
+    return found
+
+
+def _slowest(job: Job) -> Device | None:
+    """The accelerator that encodes slowest, none where a plan runs on processors."""
+    devices = [group.device for group in job.cluster.groups]
+    if any(device.architecture == "cpu" for device in devices):
+        return None
+    return min(devices, key=lambda device: device.memory_bandwidth)
 
 
 def _possible(of: Summed, ways: Sequence[Way]) -> tuple[Way, ...]:

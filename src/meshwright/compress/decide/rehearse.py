@@ -18,6 +18,7 @@ from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
 from meshwright.compress.sync.join import Wires
 from meshwright.compress.sync.layout import Choice, Piece, pieces
 from meshwright.compress.sync.message import Stamp
+from meshwright.compress.sync.owned import Owned
 
 SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
 
@@ -71,6 +72,7 @@ class Rehearsal:
 
     members: int
     feedback: bool = True
+    owned: bool = False  # sums stay with the owners of their parts
     times: int = 2  # that each is run, of which the quickest counts: the first builds what is to be built
     _known: dict[Any, Strand] = field(default_factory=dict)
 
@@ -99,7 +101,8 @@ class Rehearsal:
         key = (choice.codec, choice.topology, shape)
         if key not in self._known:
             whole = replace(choice, piece=max(choice.piece, torch.Size(shape).numel()))
-            runs = rehearsed(whole, [shape], self.members, self.times, feedback=self.feedback)
+            run = rehearsed_owned if self.owned else rehearsed
+            runs = run(whole, [shape], self.members, self.times, feedback=self.feedback)
             self._known[key] = _quickest([strands[0] for strands in runs])
         return self._known[key]
 
@@ -117,6 +120,20 @@ def rehearsed(
     made = Bucket(gradients, [choice] * len(shapes), Wires(wire, alone, wire), **memory, device=torch.device("cpu"))
     with torch.no_grad():
         return [[_legs(one) for one in made.strands(numbers.clone(), step, 0, 0)] for step in range(times)]
+
+
+def rehearsed_owned(
+    choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, times: int, *, feedback: bool
+) -> list[list[Strand]]:
+    """The same where each member owns a part of every gradient, and sums stay there."""
+    wire: Any = Mirror(members)
+    counts = [-(-torch.Size(shape).numel() // members) for shape in shapes]
+    numbers = torch.randn(members * sum(counts), generator=torch.Generator().manual_seed(0))
+    residual = torch.zeros_like(numbers) if feedback else None
+    made = Owned(counts, [choice] * len(counts), wire, residual=residual, device=torch.device("cpu"))
+    with torch.no_grad():
+        into = torch.empty(sum(counts))
+        return [[_legs(one) for one in made.strands((numbers.clone(), into), step, 0, 0)] for step in range(times)]
 
 
 def _legs(strand: Any) -> Strand:

@@ -60,13 +60,14 @@ def shares(look: Outlook) -> dict[Way, float]:
     return {way: count / whole for way, count in sorted(numbers.items(), key=lambda item: -item[1])}
 
 
-def rules_of(pilot: Pilot | None, names: Mapping[Any, str], model: Any = None) -> tuple[Compression, ...]:
+def rules_of(pilot: Pilot | None, names: Mapping[Any, str] | None, model: Any = None) -> tuple[Compression, ...]:
     """The same as a plan writes it. A layer whose gradients go several ways goes that of most of its numbers."""
     found: dict[str, dict[Way, int]] = {}
     for key, count, way in _gradients(_asked(pilot)):
-        if key not in names:
+        name = key if names is None else names.get(key)
+        if not isinstance(name, str):
             raise InputError(f"a gradient of {count:,} numbers has no name", field="names", valid="one for each key")
-        votes = found.setdefault(names[key], {})
+        votes = found.setdefault(name, {})
         votes[way] = votes.get(way, 0) + count
     return rules({name: max(votes, key=lambda way: votes[way]) for name, votes in found.items()}, model)
 

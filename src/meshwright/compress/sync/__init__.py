@@ -3,8 +3,9 @@
 from meshwright.compress.sync.attach import register
 from meshwright.compress.sync.bucket import Gradients
 from meshwright.compress.sync.failure import PeerLost
-from meshwright.compress.sync.hook import Options, Synchroniser, hook
+from meshwright.compress.sync.hook import Synchroniser, hook
 from meshwright.compress.sync.layout import Choice
+from meshwright.compress.sync.options import Options
 from meshwright.compress.sync.sharded import Sharded, register_sharded
 from meshwright.compress.sync.wire import Traffic
 

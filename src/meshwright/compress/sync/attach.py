@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from meshwright.compress.sync.bucket import Gradients
-from meshwright.compress.sync.hook import Options, Synchroniser, hook
+from meshwright.compress.sync.bucket import Gradients, as_it_lies
+from meshwright.compress.sync.hook import Synchroniser, hook
+from meshwright.compress.sync.options import Options
 from meshwright.compress.sync.wire import Traffic
+from meshwright.errors import InputError
 
 _USUAL = 25 << 20  # bytes of a bucket of DDP
 
@@ -37,26 +40,34 @@ def register(
     >>> state.close()
     >>> dist.destroy_process_group()
     """
-    state = Synchroniser(choice, Options(**options), group=group or ddp.process_group, traffic=traffic)
+    if not isinstance(ddp, DistributedDataParallel):
+        raise InputError(f"is a {type(ddp).__name__}", field="ddp", valid="a DistributedDataParallel module")
+    if getattr(ddp, "_comm_hooks", None):
+        raise InputError("has a communication hook already", field="ddp", valid="a module without one")
+    names = {id(one): name for name, one in ddp.module.named_parameters()}
+    told = {"group": group or ddp.process_group, "traffic": traffic, "names": names}
+    state = Synchroniser(choice, Options.of(options), **told)
     if state.pilot is None:
         ddp.register_comm_hook(state, hook)
         return state
     parameters = [one for one in ddp.parameters() if one.requires_grad]
-    state.pilot.prepare([tuple(one.shape) for one in parameters])
+    state.pilot.prepare([as_it_lies(one) for one in parameters])
     buckets = _cut(parameters, getattr(ddp, "bucket_bytes_cap", _USUAL))
-    gradients = [Gradients(tuple(map(id, one)), tuple(tuple(each.shape) for each in one)) for one in buckets]
-    if _hook_needed(ddp, state.options, parameters) or not state.stands_aside(gradients):
+    gradients = [state.gradients(one) for one in buckets]
+    if _hook_needed(ddp, choice, state.options, parameters) or not state.stands_aside(gradients):
         ddp.register_comm_hook(state, hook)
     else:
         _Aside(ddp, state, [one[-1] for one in buckets], gradients)
     return state
 
 
-def _hook_needed(ddp: Any, options: Options, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether DDP alone would do something else: sums, momentum and warm-up are the synchroniser's, which refuses
-    CUDA devices; and processes that do not use the same parameters would be out of step without DDP's order of buckets."""
-    asked = options.momentum or options.warm_up or not options.mean
-    return bool(asked or ddp.find_unused_parameters or any(one.is_cuda for one in parameters))
+def _hook_needed(ddp: Any, choice: Any, options: Options, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether DDP alone would do something else, or not be seen: sums, momentum and warm-up are the synchroniser's, which
+    refuses CUDA devices and looks at gradients for a guard; and processes that do not use the same parameters, or not
+    all of them, would be out of step without DDP's order of buckets."""
+    asked = options.momentum or options.warm_up or not options.mean or choice.guard is not None
+    some = ddp.find_unused_parameters or getattr(ddp, "static_graph", False)
+    return bool(asked or some or any(one.is_cuda for one in parameters))
 
 
 class _Aside:
@@ -71,6 +82,7 @@ class _Aside:
         self._hooks = [ddp.register_forward_pre_hook(self._before)]
         for place, one in enumerate(ends):
             self._hooks.append(one.register_post_accumulate_grad_hook(lambda _, at=place: self._gradient(at)))
+        state.at_close(self._leave)
 
     def _gradient(self, place: int) -> None:
         """The last gradient of a bucket is there."""
@@ -83,11 +95,15 @@ class _Aside:
             self._ready.clear()
 
     def _before(self, module: nn.Module, given: Any) -> None:
-        """Between two steps a hook can be registered."""
-        if self._pays:
+        """Between two steps a hook can be registered. Where processes may run out of data at different times
+        (`ddp.join()`), DDP calls it for those that have, which nothing else would tell of."""
+        if self._pays or getattr(getattr(self._ddp, "_join_config", None), "enable", False):
             self._ddp.register_comm_hook(self._state, hook)
-            for one in self._hooks:
-                one.remove()
+            self._leave()
+
+    def _leave(self) -> None:
+        for one in self._hooks:
+            one.remove()
 
 
 def _cut(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:

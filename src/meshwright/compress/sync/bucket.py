@@ -32,6 +32,16 @@ class Gradients:
         return tuple(torch.Size(shape).numel() for shape in self.shapes)
 
 
+def as_it_lies(weight: Tensor) -> tuple[int, ...]:
+    """The shape of a parameter in the order of its memory, which is that of its gradient in a bucket.
+
+    >>> as_it_lies(torch.empty(3, 5).t()), as_it_lies(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    ((3, 5), (2, 4, 5, 3))
+    """
+    strides = weight.stride()
+    return tuple(weight.shape[i] for i in sorted(range(weight.dim()), key=lambda i: -strides[i]))
+
+
 @dataclass
 class Memory:
     """Numbers that are kept for every parameter from step to step, however buckets are cut.
@@ -102,8 +112,10 @@ class Bucket:
         numbers = flat[own] if self._scratch is None else self._scratch[own].copy_(flat[own])
         residual = None if self._residual is None else self._residual[own]
         if self._momentum:
-            gathered = self._momentum[1][own]
-            numbers.copy_(gathered.mul_(self._momentum[0]).add_(numbers))
+            gathered, good = self._momentum[1][own], numbers.isfinite()
+            # A bad number is told, as any other, and its momentum stays as it was: it would be bad for ever.
+            gathered.copy_(torch.where(good, gathered * self._momentum[0] + numbers, gathered))
+            numbers.copy_(torch.where(good, gathered, numbers))
         seed = seed_of(step, tag, self._wires.all.place)
         yield from topology.run(Run(numbers, residual, step, bucket, tag, seed))
         if self._momentum and residual is not None and isinstance(topology, (Gather, Scatter, Ring, Tree)):

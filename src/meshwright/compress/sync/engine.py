@@ -24,6 +24,7 @@ import torch
 from torch.futures import Future
 
 from meshwright.compress.sync.wire import Transfer
+from meshwright.errors import InputError
 
 UNDER_WAY = 16  # strands that have begun and not ended, at most
 
@@ -55,6 +56,7 @@ class Engine:
     >>> engine.submit([iter(())], numbers).wait()
     tensor([1., 1.])
     >>> engine.close()
+    True
     """
 
     def __init__(self, verdict: Callable[[Exception], Exception]) -> None:
@@ -78,6 +80,10 @@ class Engine:
         """
         job = _Job(len(strands), result, Future(devices=None if stream is None else [stream.device]), stream)
         with self._changed:
+            if self._closing:
+                raise InputError(
+                    "was closed", field="synchroniser", valid="one that is open: gradients would wait for ever"
+                )
             self._serial += 1
             if self.error is None and strands:
                 self._jobs.add(job)
@@ -89,9 +95,11 @@ class Engine:
         # An error set on the first future would reach C++ as a value; raised in a callback it arrives as an error.
         return job.future.then(self._value)
 
-    def close(self) -> None:
-        """End the threads; what is under way is given up."""
+    def close(self) -> bool:
+        """End the threads; what is under way is given up. False where they were ended before."""
         with self._changed:
+            if self._closing:
+                return False
             self._closing = True
             self._changed.notify()
         self._worker.join(5.0)
@@ -100,6 +108,7 @@ class Engine:
         if self.error is None:  # else some may wait for one who is lost, until their limit
             for thread in self._waiters:
                 thread.join(5.0)
+        return True
 
     def _work(self) -> None:
         while (strand := self._next()) is not None:

@@ -3,7 +3,6 @@
 # Annotations are real objects here: DDP looks at those of a hook.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,47 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from meshwright.compress.sync.bucket import Bucket, Gradients, Memory
+from meshwright.compress.sync.agreement import described
+from meshwright.compress.sync.bucket import Bucket, Gradients, Memory, as_it_lies
 from meshwright.compress.sync.engine import Engine
 from meshwright.compress.sync.failure import Failed, Fault
 from meshwright.compress.sync.join import joined
 from meshwright.compress.sync.layout import Choice
 from meshwright.compress.sync.message import Stamp
+from meshwright.compress.sync.options import Options
 from meshwright.compress.sync.wire import TAGS, Traffic, Transfer
 from meshwright.errors import InputError
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a synchroniser treats gradients besides encoding them.
-
-    >>> Options(momentum=1.5)
-    Traceback (most recent call last):
-    ...
-    meshwright.errors.InputError: momentum: is 1.5 (valid: 0 or more, less than 1)
-    """
-
-    mean: bool = True  # of all processes; else their sum
-    error_feedback: bool = True  # what a message does not say is said later
-    momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
-    warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
-    # Processes of a node: a process group, or how many, adjacent in rank. If they are more than one, gradients are summed
-    # uncompressed among them, and compressed between those of equal place in their nodes.
-    node: Any = 1
-    limit: float = 60.0  # seconds that a wait may take
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"is {self.momentum}", field="momentum", valid="0 or more, less than 1")
-        if self.momentum and not self.error_feedback:
-            raise InputError("needs error feedback", field="momentum", valid="error_feedback=True")
-        if not self.limit > 0:
-            raise InputError(f"is {self.limit}", field="limit", valid="seconds, more than 0")
-        if isinstance(self.node, int) and self.node < 1:
-            raise InputError(f"is {self.node}", field="node", valid="1 or more processes, or a process group")
-        ends = [until for until, _ in self.warm_up]
-        if ends != sorted(ends):
-            raise InputError(f"ends at {ends}", field="warm_up", valid="steps in rising order")
 
 
 class Synchroniser:
@@ -70,12 +38,18 @@ class Synchroniser:
         *,
         group: Any = None,
         traffic: Traffic | None = None,
+        names: Mapping[int, str] | None = None,
+        owned: bool = False,
     ) -> None:
-        self.options = options or Options()
+        """`names`: of parameters, by their identity, under which a checkpoint keeps what belongs to them. `owned`: sums
+        stay with the owners of their parts, as far as `Auto` is concerned."""
+        self.options, self.names = options or Options(), dict(names or {})
         self.step = 0
         self.traffic = traffic or Traffic()
-        self._choice = choice
-        self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic)
+        self._choice = _valid(choice)
+        self._leave: list[Callable[[], None]] = []  # what is done when it is closed
+        wanted = f"{described(choice)}; {self.options.told()}"
+        self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic, wanted)
         self._residuals, self._momenta, self._warm = Memory(), Memory(), Memory()
         self._stream: Any = None  # of the first CUDA device that gradients came from
         self._buckets: dict[tuple[int, Gradients, int, int], Any] = {}
@@ -89,20 +63,26 @@ class Synchroniser:
             def submit(strands: Sequence[Any]) -> None:
                 self._engine.submit(strands, True).wait()
 
-            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback)
+            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback, owned=owned)
 
     @property
     def error(self) -> Exception | None:
         """Why everything after it fails, too: a `PeerLost` where a peer was lost."""
         return self._engine.error
 
+    def gradients(self, parameters: Sequence[Tensor]) -> Gradients:
+        """Those of some parameters, one after the other."""
+        keys = tuple(self.names.get(id(one), id(one)) for one in parameters)
+        return Gradients(keys, tuple(as_it_lies(one) for one in parameters))
+
     def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
         """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
-        if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or flat.numel() != sum(gradients.counts):
-            problem = f"{flat.numel()} numbers on {flat.device} for gradients of {sum(gradients.counts)}"
-            raise InputError(
-                problem, field="bucket", valid="all numbers of its gradients, dense, on a CPU or CUDA device"
-            )
+        if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or not flat.is_floating_point():
+            problem = f"{flat.dtype} on {flat.device}, {flat.layout}"
+            raise InputError(problem, field="bucket", valid="real numbers, dense, on a CPU or CUDA device")
+        if flat.numel() != sum(gradients.counts):
+            problem = f"{flat.numel()} numbers for gradients of {sum(gradients.counts)}"
+            raise InputError(problem, field="bucket", valid="all numbers of its gradients")
         if self.pilot and flat.is_cuda:
             raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
         return self._begin(flat, gradients, bucket, last, flat)
@@ -111,19 +91,22 @@ class Synchroniser:
         """Submit what is `given` to a bucket's strands; the future's value is the `result` that they leave."""
         if self.pilot:
             self._asked(self.pilot.settle, bucket)
-        place = (bucket, gradients, self._stage(), self.pilot.version if self.pilot else 0)
+        looking = self._looking()
+        place = (bucket, gradients, self._stage(), -1 if looking else self.pilot.version if self.pilot else 0)
         if place not in self._buckets:
             # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
             fresh = set(gradients.keys)
             self._buckets = {key: made for key, made in self._buckets.items() if fresh.isdisjoint(key[1].keys)}
             self._buckets[place] = self._made(gradients, bucket, result.device)
         made = self._buckets[place]
-        if self.pilot and self.pilot.aside and made.exact and self.error is None:
-            return self._by_backend(result, gradients, bucket, last)
+        if looking:
+            self.pilot.look(bucket, gradients, result)
+        elif self.pilot and made.exact and self.error is None:
+            return self._by_backend(given, gradients, bucket, last)
         strands = made.strands(given, self.step, bucket, self._tag)
         self._tag = (self._tag + made.rounds) % TAGS
         if self.pilot:
-            return self._piloted(result, gradients, bucket, strands, last=last)
+            return self._piloted(result, gradients, bucket, strands, last=last, looking=looking)
         self.step += last
         if not result.is_cuda:
             return self._engine.submit(strands, result)
@@ -141,34 +124,44 @@ class Synchroniser:
         """A bucket that somebody else averages is ready; whether the next ones should come here, since something pays."""
         self._asked(self.pilot.settle, bucket)
         pays = any(one.codec for one in self._asked(self.pilot.choices, bucket, bucket, gradients))
-        self._count(gradients, bucket, last)
+        self._handed(gradients, bucket, last)
         return pays
 
-    def _count(self, gradients: Gradients, bucket: int, last: bool) -> None:
-        """A bucket for which nothing pays; who decides votes now and then."""
-        stamp = Stamp(self.step, bucket, self._tag)
-        votes = self.pilot.handed(gradients, step=self.step, last=last)
-        self.step += last
+    def _handed(self, gradients: Gradients, bucket: int, last: bool) -> None:
+        """Who decides is told of a bucket."""
+        self.pilot.handed(gradients)
+        if last:
+            self._end_step(bucket)
+
+    def _end_step(self, bucket: int) -> None:
+        """Who decides votes now and then."""
+        votes, stamp = self.pilot.ended(self.step), Stamp(self.step, bucket, self._tag)
+        self.step += 1
         if votes:
             self._tag = (self._tag + self.pilot.rounds) % TAGS
             self.pilot.voting(self._engine.submit([self.pilot.strand(stamp)], True))
 
-    def _by_backend(self, flat: Tensor, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
+    def _by_backend(self, given: Any, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
         """Where nothing pays: the backend's own all-reduce, without threads and messages of ours."""
-        wire, stamp = self._wires.all, Stamp(self.step, bucket, self._tag)
-        work = dist.all_reduce(flat.div_(wire.size), group=wire.group, async_op=True)
-        self._count(gradients, bucket, last)
+        wire, step = self._wires.all, self.step
+        work = dist.all_reduce(given.div_(wire.size), group=wire.group, async_op=True)
+        self._handed(gradients, bucket, last)
 
         def arrived(done: Future[Any]) -> Tensor:
             try:
                 done.value()
             except RuntimeError as error:
-                raise self._engine.fail(Failed(Fault(-1, "an all-reduce failed", stamp.step, bucket))) from error
-            self.traffic.spend(2 * (wire.size - 1) * flat.nbytes // wire.size)
-            return flat
+                raise self._failed("an all-reduce failed", step, bucket) from error
+            self.traffic.spend(2 * (wire.size - 1) * given.nbytes // wire.size)
+            summed: Tensor = given
+            return summed
 
         summed: Future[Tensor] = work.get_future().then(arrived)
         return summed
+
+    def _failed(self, reason: str, step: int, bucket: int) -> Exception:
+        """What is told of sums that the backend could not make."""
+        return self._engine.fail(Failed(Fault(-1, reason, step, bucket)))
 
     def wait(self, future: Future[Tensor]) -> Tensor:
         """For something that was submitted; a `PeerLost` stays one, where PyTorch's future would tell its text alone."""
@@ -188,23 +181,19 @@ class Synchroniser:
         except Failed as failed:
             raise self._told(failed) from failed
 
+    def _looking(self) -> bool:
+        """Whether sums of this step are exact, so that who decides can compare."""
+        return bool(self.pilot and self.pilot.looking(self.step) and not self._warming())
+
     def _piloted(
-        self, flat: Tensor, gradients: Gradients, bucket: int, strands: list[Any], *, last: bool
+        self, flat: Tensor, gradients: Gradients, bucket: int, strands: list[Any], *, last: bool, looking: bool
     ) -> Future[Tensor]:
         """The same, watched by who decides."""
         pilot = self.pilot
-        looking = pilot.look(bucket, gradients, flat, self.step)
-        strands = [pilot.timed(strand) for strand in strands]
-        votes = pilot.handed(gradients, step=self.step, last=last)
-        if votes:
-            strands.append(pilot.strand(Stamp(self.step, bucket, self._tag)))
-            self._tag = (self._tag + pilot.rounds) % TAGS
-        self.step += last
-        future = self._engine.submit(strands, flat)
+        future = self._engine.submit([pilot.timed(strand) for strand in strands], flat)
         if looking:
             future = future.then(lambda done: (pilot.seen(bucket, gradients, flat), done.value())[1])
-        if votes:
-            pilot.voting(future)
+        self._handed(gradients, bucket, last)
         return future
 
     def explain(self) -> str:
@@ -213,16 +202,16 @@ class Synchroniser:
 
         return explained(self.pilot)
 
-    def rules(self, names: Mapping[Any, str], model: Any = None) -> tuple[Any, ...]:
-        """The decisions of `Auto` as a plan's `compression`; names of layers by the keys of gradients, which are
-        `id(parameter)` under DDP. With a `meshwright.Model`, layers that go one way are one rule."""
+    def rules(self, names: Mapping[Any, str] | None = None, model: Any = None) -> tuple[Any, ...]:
+        """The decisions of `Auto` as a plan's `compression`; `names` of layers by those of parameters, where they are not
+        the same. With a `meshwright.Model`, layers that go one way are one rule."""
         from meshwright.compress.decide.table import rules_of
 
         return rules_of(self.pilot, names, model)
 
     def residual(self, key: Any) -> Tensor | None:
-        """What this process has not said yet of a parameter's gradient."""
-        return self._residuals.kept.get(key)
+        """What this process has not said yet of a parameter's gradient, by its name or identity."""
+        return self._residuals.kept.get(self.names.get(key, key))
 
     def _told(self, error: Exception) -> Exception:
         return self._witness.verdict(error.fault) if isinstance(error, Failed) else self._witness.confess(error)
@@ -235,6 +224,8 @@ class Synchroniser:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state`, before the first bucket is submitted."""
+        if "counters" not in state:
+            raise InputError("has no counters", field="state", valid="what `state()` has given")
         kept = {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
         for name, value in state.items():
             what, _, key = name.partition("/")
@@ -243,10 +234,16 @@ class Synchroniser:
         self.step, self._tag = map(int, state["counters"])
 
     def close(self) -> None:
-        """End its threads."""
-        self._engine.close()
-        if self.error is None:
+        """End its threads. Gradients that come later are refused; DDP without a hook goes on alone."""
+        leave, self._leave = self._leave, []
+        for one in leave:
+            one()
+        if self._engine.close() and self.error is None:
             self._wires.close()
+
+    def at_close(self, leave: Callable[[], None]) -> None:
+        """Have something done when it is closed."""
+        self._leave.append(leave)
 
     def _stage(self) -> int:
         """Of the warm-up; after it, as many as it has."""
@@ -258,11 +255,13 @@ class Synchroniser:
         return self.options.warm_up[stage][1] if stage < len(self.options.warm_up) else None
 
     def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
-        counts, choice = gradients.counts, self._warming() or self._choice
+        counts, choice = gradients.counts, self._warming() or (Choice() if self._looking() else self._choice)
         if isinstance(choice, Choice):
             choices: Sequence[Choice] = [choice] * len(counts)
         else:
             choices = choice(counts) if callable(choice) else self._asked(self.pilot.choices, bucket, bucket, gradients)
+            if not isinstance(choices, Sequence) or not all(isinstance(one, Choice) for one in choices):
+                raise InputError(f"gave {choices!r}", field="choice", valid="a Choice for each of the sizes")
         return self._bucket(gradients, choices, device)
 
     def _bucket(self, gradients: Gradients, choices: Sequence[Choice], device: torch.device) -> Bucket:
@@ -281,6 +280,10 @@ def _after(ready: Any, strand: Iterator[Transfer]) -> Iterator[Transfer]:
 
 def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
     """A communication hook of `DistributedDataParallel`; its state is a `Synchroniser`."""
-    parameters = bucket.parameters()
-    gradients = Gradients(tuple(map(id, parameters)), tuple(tuple(one.shape) for one in parameters))
-    return state.submit(bucket.buffer(), gradients, bucket.index(), last=bucket.is_last())
+    return state.submit(bucket.buffer(), state.gradients(bucket.parameters()), bucket.index(), last=bucket.is_last())
+
+
+def _valid(choice: Any) -> Any:
+    if isinstance(choice, Choice) or callable(choice) or hasattr(choice, "ways"):
+        return choice
+    raise InputError(f"is {choice!r}", field="choice", valid="Choice(codec('int8'), 'scatter'), Auto(), or a function")

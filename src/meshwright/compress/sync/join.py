@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from meshwright.compress.sync.agreement import alike, present
 from meshwright.compress.sync.failure import Witness, default_store
 from meshwright.compress.sync.wire import Traffic, Wire
 from meshwright.errors import InputError
@@ -26,20 +27,25 @@ class Wires:
     def close(self) -> None:
         """End the connections."""
         group = self.all.group
+        if not dist.is_initialized():
+            return  # all were ended at once
         # A part of the world names its group by its ranks: one made later would meet the addresses of this one.
         if dist.get_world_size(group) == dist.get_world_size():
             dist.destroy_process_group(group)
 
 
-def joined(group: Any, node: Any, limit: float, traffic: Traffic) -> tuple[Wires, Witness]:
-    """All processes of a group at once. Connections are our own: what is lost here is not to disturb others, nor are tags
-    of messages to meet."""
+def joined(group: Any, node: Any, limit: float, traffic: Traffic, wanted: str) -> tuple[Wires, Witness]:
+    """All processes of a group at once, which must have `wanted` the same. Connections are our own: what is lost here is
+    not to disturb others, nor are tags of messages to meet."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    present(ranks, limit)
     few = len(ranks) < dist.get_world_size()
     ours = dist.new_group(ranks, timeout=timedelta(seconds=limit), backend="gloo", use_local_synchronization=few)
     size, rank = dist.get_world_size(ours), dist.get_rank(ours)
-    names: list[Any] = [None] * size
-    dist.all_gather_object(names, socket.gethostname(), group=ours)
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, (socket.gethostname(), wanted), group=ours)
+    names = [name for name, _ in told]
+    alike([one for _, one in told], ranks, "choice")
     nodes = _nodes(ours, node)
     inside = next(node for node in nodes if rank in node)
 

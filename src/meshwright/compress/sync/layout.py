@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -29,13 +29,12 @@ class Choice:
     piece: int = 1 << 20  # 4 MiB of float32: fills a link for longer than a message takes to start
 
     def __post_init__(self) -> None:
+        if self.codec is not None and not callable(getattr(self.codec, "batch", None)):
+            raise InputError(f"is {self.codec!r}", field="codec", valid="codec('int8'), or none")
         if self.topology not in TOPOLOGIES:
             raise InputError(f"is {self.topology!r}", field="topology", valid=", ".join(TOPOLOGIES))
         if self.piece < _ALIGN:
             raise InputError(f"is {self.piece}", field="piece", valid=f"{_ALIGN} numbers or more")
-
-
-Chooser = Callable[[Sequence[int]], Sequence[Choice]]  # from the sizes of a bucket's gradients to a choice for each
 
 
 @dataclass(frozen=True)

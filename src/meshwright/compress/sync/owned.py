@@ -41,6 +41,13 @@ class Owned:
             if piece.numbers
         ]
         self.rounds = len(self._pieces)
+        self._plain = all(choice.codec is None for choice in choices)
+        self._said = residual is None  # whether nothing is left of what codecs did not say
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums of these numbers are all there is to do."""
+        return self._plain and self._said and self._wire.size > 1
 
     def strands(self, given: tuple[Tensor, Tensor], step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
         """From whole gradients to the sums of the own part of them, which are written into the second tensor."""
@@ -51,6 +58,7 @@ class Owned:
             seed = seed_of(step, tag + i, self._wire.place)
             run = Run(numbers, self._residual, step, bucket, tag + i, seed)
             found.append(self._strand(piece, run, into))
+        self._said |= self._plain
         return found
 
     def _strand(self, piece: _Columns, run: Run, into: Tensor) -> Iterator[Transfer]:

@@ -6,77 +6,27 @@ of several modules are under way while the backward pass goes on, and are comple
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.futures import Future
 
 from meshwright.compress.sync.bucket import Gradients
-from meshwright.compress.sync.hook import Options, Synchroniser
 from meshwright.compress.sync.layout import Choice
-from meshwright.compress.sync.owned import Owned
+from meshwright.compress.sync.options import Options
+from meshwright.compress.sync.shards import ShardSynchroniser, scatter_tensor
 from meshwright.compress.sync.sums import sums_as
 from meshwright.compress.sync.wire import Traffic
 from meshwright.errors import InputError
 
+if TYPE_CHECKING:
+    from meshwright.compress.decide.facts import Auto
+
 ByName = Callable[[str, Tensor], Choice]  # from a parameter's name and itself
-_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
-
-
-class ShardSynchroniser(Synchroniser):
-    """Sums gradients of sharded modules: to the owners of shards, or of equal shards between `copies` of them."""
-
-    def __init__(self, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
-        super().__init__(Choice(), options, group=group, traffic=traffic)
-        self.copies, self.choices = copies, dict[str, Choice]()  # by the name of a parameter
-        self._under_way: list[tuple[Future[Tensor], Tensor, float]] = []
-        self._pass = -1  # the backward pass at whose end they are waited for
-
-    @property
-    def size(self) -> int:
-        return self._wires.all.size
-
-    def scatter(self, whole: Tensor, into: Tensor, gradients: Gradients, bucket: int) -> Future[Tensor]:
-        """Begin to sum; each member gets its own part."""
-        return self._begin((whole, into), gradients, bucket, False, into)
-
-    def later(self, future: Future[Tensor], into: Tensor, factor: float) -> None:
-        """Have `finish` wait for it, and multiply it then."""
-        self._under_way.append((future, into, factor))
-
-    def finish_with_backward(self) -> bool:
-        """Finish when the backward pass that runs now is at its end; false if none runs."""
-        current = int(torch._C._current_graph_task_id())
-        if current >= 0 and self._pass != current:
-            self._pass = current
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
-        return current >= 0
-
-    def finish(self) -> None:
-        """The end of a step."""
-        self.wait_for_all()
-        self.step += 1
-
-    def wait_for_all(self) -> None:
-        """That is under way."""
-        under_way, self._under_way = self._under_way, []
-        for future, into, factor in under_way:
-            self.wait(future)
-            if factor != 1:
-                into.mul_(factor)
-
-    def _made(self, gradients: Gradients, bucket: int, device: torch.device) -> Any:
-        names = [str(key).rpartition("/")[0] or str(key) for key in gradients.keys]
-        choices = [self._warming() or self.choices[name] for name in names]
-        if self.copies:
-            return self._bucket(gradients, choices, device)
-        counts, each = gradients.counts, len(gradients.keys) // self.size
-        residual = self._residuals.flat(gradients.keys, counts, device) if self.options.error_feedback else None
-        return Owned(counts[:each], choices[:each], self._wires.all, residual=residual, device=device)
 
 
 class Sharded:
@@ -84,6 +34,21 @@ class Sharded:
 
     def __init__(self, synchronisers: Sequence[ShardSynchroniser]) -> None:
         self.synchronisers = tuple(synchronisers)
+
+    def explain(self) -> str:
+        """The decisions of `Auto`, one table for each set of processes that sum together."""
+        return "\n\n".join(sync.explain() for sync in self.synchronisers)
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, for a checkpoint of this process. Views: copy what is to last."""
+        found = enumerate(sync.state().items() for sync in self.synchronisers)
+        return {f"{place}/{key}": value for place, items in found for key, value in items}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`, before the first step, on as many processes."""
+        for place, sync in enumerate(self.synchronisers):
+            mine = f"{place}/"
+            sync.restore({key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)})
 
     def residuals(self, name: str) -> list[Tensor]:
         """What this process has not said yet of a parameter's gradient: its shards of all owners, one after the other."""
@@ -99,7 +64,7 @@ class Sharded:
 
 def register_sharded(
     module: nn.Module,
-    choice: Choice | ByName,
+    choice: Choice | ByName | Auto,
     *,
     copies: Any = None,
     traffic: Traffic | None = None,
@@ -107,10 +72,11 @@ def register_sharded(
 ) -> Sharded:
     """Let `module`, and all in it that `fully_shard` was called on, reduce their gradients through codecs.
 
-    `choice` is one for all, or a function of each parameter's name and itself. Shards are summed at their owners, so that
-    `Choice.topology` has no meaning here. `copies`: processes that hold equal shards of other sets (hybrid sharding, with
-    `fully_shard` over a mesh of one dimension). Then sums inside a set are PyTorch's, and those between copies, over
-    `Choice.topology`, are compressed. A mesh of two dimensions sums copies as PyTorch does.
+    `choice` is one for all, a function of each parameter's name and itself, or `Auto`, which takes of its ways those that
+    are possible here. Shards are summed at their owners, so that `Choice.topology` has no meaning. `copies`: processes
+    that hold equal shards of other sets (hybrid sharding, with `fully_shard` over a mesh of one dimension). Then sums
+    inside a set are PyTorch's, and those between copies, over `Choice.topology`, are compressed. A mesh of two dimensions
+    sums copies as PyTorch does.
 
     >>> from meshwright.compress import codec
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -122,28 +88,32 @@ def register_sharded(
     >>> handle.close()
     >>> dist.destroy_process_group()
     """
-    told = Options(**{**options, "mean": False})
-    if told.momentum or (copies is None and told.node != 1):
-        wrong = "momentum" if told.momentum else "node"
+    told = Options.of({**options, "mean": False})
+    if told.momentum or "mean" in options or (copies is None and told.node != 1):
+        wrong = "momentum" if told.momentum else "mean" if "mean" in options else "node"
         raise InputError("is not there for sharded gradients", field=wrong, valid="none")
     names = {id(weight): name for name, weight in module.named_parameters()}
+    auto, by_name = (None, choice) if isinstance(choice, Choice) or callable(choice) else (choice, Choice())
+    auto = auto and _possible(auto, module, copies)
     made: dict[tuple[int, ...], ShardSynchroniser] = {}
     for number, each in enumerate(one for one in module.modules() if isinstance(one, FSDPModule)):
         for held in _groups(each):
-            trained = {names[id(one.sharded_param)]: one for one in held.fsdp_params if one.sharded_param.requires_grad}
-            chosen = {name: _checked(choice, name, one.sharded_param, copies) for name, one in trained.items()}
-            if all(one.codec is None for one in chosen.values()):
+            trained = {_name(names, one): one for one in held.fsdp_params if one.sharded_param.requires_grad}
+            chosen = {name: _checked(by_name, name, one.sharded_param, copies) for name, one in trained.items()}
+            if not trained or (not auto and all(one.codec is None for one in chosen.values())):
                 continue
             group = copies or held.mesh_info.shard_process_group
             ranks = tuple(dist.get_process_group_ranks(group))
             if ranks not in made:
-                made[ranks] = ShardSynchroniser(told, group, traffic, copies=copies is not None)
+                made[ranks] = ShardSynchroniser(auto or Choice(), told, group, traffic, copies=copies is not None)
             made[ranks].choices.update(chosen)
             each.set_custom_reduce_scatter(_ReduceScatter(made[ranks], held, trained, number, copies))
     if not made:
         raise InputError(
             "nothing in it is sharded and compressed", field="module", valid="what fully_shard was called on"
         )
+    for sync in made.values():
+        sync.agree()
     return Sharded(list(made.values()))
 
 
@@ -160,6 +130,7 @@ class _ReduceScatter:
             self._gradients = Gradients(tuple(keys), tuple((count,) for count in counts * sync.size))
         else:
             self._gradients = Gradients(tuple(trained), tuple((count,) for count in counts))
+        sync.prepare(self._gradients)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -171,7 +142,7 @@ class _ReduceScatter:
             problem = "the sum is scaled by the backend, which codecs cannot do"
             raise InputError(problem, field="gradient divide factor", valid="set_force_sum_reduction_for_comms(True)")
         if self._copies is not None or output_tensor.numel() != self._count:
-            _scatter_tensor(output_tensor, input_tensor, op=op, group=group)
+            scatter_tensor(output_tensor, input_tensor, op=op, group=group)
         if output_tensor.numel() != self._count:
             # Some parameters had no gradient this time, PyTorch does not say which: all is summed as it is.
             if self._copies is not None:
@@ -208,11 +179,40 @@ def _groups(module: FSDPModule) -> Iterator[Any]:
     return (group for group in groups if group is not None)
 
 
+def _name(names: Mapping[int, str], held: Any) -> str:
+    if id(held.sharded_param) not in names:
+        problem = "parameters are gathered, since a forward pass has kept them"
+        raise InputError(problem, field="module", valid="one of which every part has been resharded: module.reshard()")
+    return names[id(held.sharded_param)]
+
+
 def _checked(choice: Choice | ByName, name: str, weight: Tensor, copies: Any) -> Choice:
     found = choice if isinstance(choice, Choice) else choice(name, weight)
-    if found.codec is not None and found.codec.rounds > 1:
-        raise InputError(f"{found.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
-    if found.codec is not None and copies is None and sums_as(found.codec):
-        problem = f"messages of {found.codec.name} are summed by all, and shards by their owners"
-        raise InputError(problem, field="codec", valid="a codec whose messages are decoded")
+    if (problem := _impossible(found, copies)) is not None:
+        raise problem
     return found
+
+
+def _impossible(choice: Choice, copies: Any) -> InputError | None:
+    """Why gradients of shards cannot go this way."""
+    if choice.codec is not None and choice.codec.rounds > 1:
+        return InputError(f"{choice.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
+    if choice.codec is not None and copies is None and sums_as(choice.codec):
+        problem = f"messages of {choice.codec.name} are summed by all, and shards by their owners"
+        return InputError(problem, field="codec", valid="a codec whose messages are decoded")
+    return None
+
+
+def _possible(auto: Auto, module: nn.Module, copies: Any) -> Auto:
+    """With the ways that shards can go; at owners, topologies make no difference."""
+    if any(one.is_cuda for one in module.parameters()):
+        raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
+    if auto.guard is not None:
+        raise InputError("is not there for sharded gradients", field="guard", valid="none")
+    ways = [way for way in auto.ways if _impossible(way.choice, copies) is None]
+    if copies is None:
+        alone = (way if way.exact else replace(way, choice=replace(way.choice, topology="scatter")) for way in ways)
+        ways = list({(way.choice.codec, way.choice.piece): way for way in alone}.values())
+    if not ways:
+        raise InputError("no way is possible for shards", field="ways", valid="Way(Choice(codec('int8'), 'scatter'))")
+    return replace(auto, ways=tuple(ways))
