@@ -1,7 +1,7 @@
 // What a watched call does, step by step: `Steps` of steps.py, which says what that is; without global variables.
 
-// The thread, held; NULL where it is not known yet and not to be made, or with an exception. What Python keeps for a
-// thread lives as long as Python's state of it, whose number never comes again.
+// The thread, held; NULL where it is not known yet and not to be made, or with an exception. The last one is kept: the
+// number of Python's state of a thread never comes again.
 static Thread *thread_of(Steps *self, int make) {
     uint64_t id = PyThreadState_GetID(PyThreadState_Get());
     if (id == self->last_id) return (Thread *)Py_NewRef(self->last);
@@ -10,7 +10,10 @@ static Thread *thread_of(Steps *self, int make) {
         PyErr_Clear();
         if (make) found = PyObject_CallMethodNoArgs(self->is.rare, s_thread);
     }
-    if (found) self->last_id = id, self->last = (Thread *)found;
+    if (found) {
+        self->last_id = id;
+        Py_XSETREF(self->last, (Thread *)Py_NewRef(found));
+    }
     return (Thread *)found;
 }
 
@@ -204,6 +207,7 @@ static void forget_steps(PyObject *object) {
     Steps *self = (Steps *)object;
     PyObject **parts = (PyObject **)&self->is;
     for (size_t i = 0; i < sizeof(Parts) / sizeof(*parts); i++) Py_XDECREF(parts[i]);
+    Py_XDECREF(self->last);
     PyMem_Free(self->places);
     PyMem_Free(self->arguments);
     PyObject_Free(object);
