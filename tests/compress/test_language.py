@@ -232,7 +232,7 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         codec("onebit", bits=3)
     with pytest.raises(InputError, match=r"terngrad.bits: is '4' \(valid: such as 2\)"):
         codec("terngrad", bits="4")
-    with pytest.raises(InputError, match="terngrad.bits: is 3"):
+    with pytest.raises(InputError, match=r"terngrad\.bits: is 3"):
         codec("terngrad", bits=3).bytes([10])
     with pytest.raises(InputError, match="codec homomorphic: members: is 200"):
         codec("homomorphic", members=200).bytes([10])
