@@ -218,6 +218,22 @@ def test_gradients_after_the_end_are_refused_or_left_to_ddp() -> None:
     assert pool(2).run(closed, PLAIN) == [["nothing", "True"]] * 2
 
 
+def registered_twice() -> tuple[str, str]:
+    """What is said while a synchroniser looks on, and after it was closed."""
+    ddp = DistributedDataParallel(model())
+    state = register(ddp, PLAIN, limit=10.0)
+    first = wrong_of(lambda: register(ddp, PLAIN, limit=10.0))
+    state.close()
+    second = wrong_of(lambda: register(ddp, PLAIN, limit=10.0).close())
+    return first, second
+
+
+def test_a_module_has_one_synchroniser() -> None:
+    for first, second in pool(2).run(registered_twice):
+        assert first.startswith("ddp: has a synchroniser that looks on")
+        assert second == "nothing"
+
+
 def joined_late() -> tuple[int, int]:
     """Processes with different numbers of batches."""
     ddp = DistributedDataParallel(model())
