@@ -60,7 +60,7 @@ docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 
 test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 8
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 8
 
 # Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
 # Frameworks want different versions of the same packages: each has a venv of its own.

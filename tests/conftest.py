@@ -11,6 +11,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+# Begun first: else one process would still be at one of them when the other has nothing left to do.
+LONG = (
+    "test_structure.py",
+    "launch/test_slurm.py",
+    "launch/test_ray.py",
+    "launch/test_ray_measure.py",
+    "launch/test_torchrun.py",
+    "compress/test_triton.py",
+    "cost/test_accuracy.py",
+    "run/test_train.py",
+    "run/test_planned.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path not in {ROOT / "tests" / name for name in LONG})
 
 
 @pytest.fixture

@@ -122,13 +122,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_a_dead_link_fails_the_documentation_build(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build"))
-    page = tmp_path / "docs/architecture.md"
-    page.write_text(page.read_text() + "\n[nowhere](no-such-page.md)\n")
+    (tmp_path / "docs/schema").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/conf.py", tmp_path / "docs")
     command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "docs", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "no-such-page" in done.stderr
+    for page, code in [("index", 0), ("no-such-page", 1)]:
+        (tmp_path / "docs/index.md").write_text(f"# A page\n\n[somewhere]({page}.md)\n")
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, page in done.stderr) == (code, bool(code)), done.stderr
 
 
 def test_every_dependency_is_justified() -> None:
