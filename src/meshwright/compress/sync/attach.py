@@ -45,7 +45,9 @@ def register(
     if getattr(ddp, "_comm_hooks", None):
         raise InputError("has a communication hook already", field="ddp", valid="a module without one")
     if any(isinstance(getattr(one, "__self__", None), _Aside) for one in ddp._forward_pre_hooks.values()):
-        raise InputError("has a synchroniser that looks on", field="ddp", valid="a module whose synchroniser was closed")
+        raise InputError(
+            "has a synchroniser that looks on", field="ddp", valid="a module whose synchroniser was closed"
+        )
     names = {id(one): name for name, one in ddp.module.named_parameters()}
     told = {"group": group or ddp.process_group, "traffic": traffic, "names": names}
     state = Synchroniser(choice, Options.of(options), **told)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 
 from meshwright.observe.watch.assemble import OP, Added, call, put_together
+from meshwright.observe.watch.compiling import Uncompiled
 from meshwright.observe.watch.hooks import Hooks
 from meshwright.observe.watch.points import decode
 
@@ -24,6 +25,7 @@ class Rewritten:
 
     def __init__(self, make: Make) -> None:
         self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
+        self._uncompiled = Uncompiled()
 
     def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
         """Put hooks into the codes, of these functions and, if there are `others`, of all that can be found."""
@@ -52,6 +54,7 @@ class Rewritten:
                 done[id(code)] = code
             if id(code) in wanted:
                 done[id(code)] = hooked(done[id(code)], self._make(code))
+                self._uncompiled.add(done[id(code)])
         return done[id(code)]
 
     def run(self, code: CodeType, codes: Iterable[CodeType], namespace: dict[str, object]) -> None:
@@ -59,6 +62,7 @@ class Rewritten:
         exec(self.rewritten(code, {id(one): one for one in codes}, {}), namespace)
 
     def remove(self) -> None:
+        self._uncompiled.end()
         while self._old:
             function, old, new = self._old.pop()
             if function.__code__ is new:  # else another watch has begun since, and stands on ours

@@ -1,0 +1,100 @@
+"""Modules of PyTorch under a watch: their parameters by name, and what is compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import Run
+from tests.observe.seen import Look, look_in, short
+from tests.observe.test_watch_steps import EITHER
+
+
+class Net(nn.Module):
+    """Parameters, buffers and submodules, which nn.Module keeps in dicts of its own."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("total", torch.zeros(2))
+        self.steps = 0
+        self.other = 1
+
+    def step(self) -> None:
+        self.total += 1
+        with torch.no_grad():
+            self.weight.mul_(2)
+        self.steps = 5
+        self.other = 3
+        self.weight.data = torch.zeros(3)
+        del self.total
+        self.inner = nn.Identity()
+
+
+@pytest.fixture(params=EITHER)
+def either(request: pytest.FixtureRequest) -> Iterator[None]:
+    with request.param():
+        yield
+
+
+def test_parameters_and_buffers_are_followed_by_name(tmp_path: Path, either: None) -> None:
+    look: Look = look_in(tmp_path)
+    net = Net()
+    assert short(look(net.step, Net.step, attributes=["weight", "total", "steps", "inner"])) == [
+        "run Net.step",
+        "  set Net.total Tensor[2] float32 cpu v0 -> Tensor[2] float32 cpu v1",
+        "  set Net.weight Parameter[3] float32 cpu v0 -> Parameter[3] float32 cpu v1",
+        "  set Net.steps 0 -> 5",
+        "  set Net.weight Parameter[3] float32 cpu v1 -> Parameter[3] float32 cpu v1",
+        "  del Net.total",
+        "  set Net.inner None -> <Identity>",
+        "end Net.step",
+    ]
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+
+counted = CompileCounter()
+
+@torch.compile(backend=counted)
+def watched(x):
+    return x * 3
+
+def inner(x):
+    return x + 1
+
+@torch.compile(backend=counted)
+def around(x):
+    return inner(x) * 2
+
+@torch.compile(backend=counted)
+def untouched(x):
+    return x - 1
+
+one = torch.ones(2)
+print(watched(one).tolist(), around(one).tolist(), untouched(one).tolist(), counted.frame_count)
+"""
+
+
+def test_what_is_watched_is_not_compiled_and_all_else_is(meshwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(COMPILED)
+    targets = ["--target", "program:watched", "--target", "program:inner"]
+    done = meshwright("watch", "program.py", *targets, "-o", "run", timeout=240)
+    # with `sys.monitoring` nothing is put into the code: all three are compiled
+    graphs = 1 if sys.version_info < (3, 12) else 3
+    assert done.stdout == f"[3.0, 3.0] [4.0, 4.0] [0.0, 0.0] {graphs}\n", done.stderr[-3000:]
+    if sys.version_info < (3, 12):
+        shown = meshwright("watch", "--show", "run").stdout
+        assert [line.split()[2:4] for line in shown.splitlines() if " run " in line] == [
+            ["run", "watched"],
+            ["run", "inner"],
+        ]
