@@ -102,7 +102,13 @@ def _read(
     if diff and len(pair) != 2:
         raise InputError(f"is '{diff}'", field="--diff", valid="two ranks, such as 0,1")
     wanted = None if ranks is None else set(_numbers("--ranks", ranks))
-    found = [one for one in events.merged(events.find(words)) if wanted is None or one.rank in wanted]
+    empty: list[str] = []
+    everything = events.merged(events.find(words), empty)
+    found = [one for one in everything if wanted is None or one.rank in wanted]
+    for path in empty:
+        if events.rank_named(path) in set(pair) - {one.rank for one in everything}:
+            raise InputError("holds no events", file=path)
+        click.echo(f"note: {path} holds no events: its process ended as it began to write", err=True)
     if show:
         for event in found:
             click.echo(events.json_of(event) if json_ else text.line_of(event))

@@ -95,9 +95,11 @@ class Stream:
             self._say(batch)
             return
         if self._file is None:
-            self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
             batch.insert(0, self._mark("start", batch[0].time))
-        self._file.write(_lines(batch))
+        lines = _lines(batch)  # before the file is there: a process that is ended now leaves no empty one
+        if self._file is None:
+            self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
+        self._file.write(lines)
         self._file.flush()
 
     def _helper(self) -> bool:
