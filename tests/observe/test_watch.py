@@ -477,3 +477,29 @@ def test_options_that_make_no_sense(options: dict[str, object], field: str) -> N
     with pytest.raises(InputError) as seen:
         meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
     assert seen.value.field == field
+
+
+class Demanding:
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def call(self, name: str, frame: object) -> str:
+        return self.how
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        (
+            {"wrapper": Demanding},
+            "wrapper",
+            "raises TypeError.*missing 1 required.*valid: a class that is made without",
+        ),
+        ({"output": 5}, "output", "is 5 .valid: a name for files"),
+        ({"output": b"run"}, "output", "valid: a name for files"),
+    ],
+)
+def test_options_that_cannot_be_used_say_what_can(options: dict[str, object], field: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as seen:
+        meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
+    assert seen.value.field == field
