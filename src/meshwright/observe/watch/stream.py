@@ -7,6 +7,7 @@ loses what was not written yet, a fifth of a second at most.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -48,9 +49,8 @@ class Stream:
     def _begin(self) -> None:
         self._lock, self._writing = threading.RLock(), False
         self._wake, self._decide = threading.Event(), time.monotonic() + _PATIENCE
-        thread = threading.Thread(target=_write_now_and_then, args=(weakref.ref(self), self._wake), daemon=True)
-        thread.name = "meshwright-watch"
-        thread.start()
+        # not a threading.Thread: programs that wait until they have one thread left must not wait for this one
+        _thread.start_new_thread(_write_now_and_then, (weakref.ref(self), self._wake))
 
     def taken_rank(self) -> int | None:
         """Before a process is started: the rank whose stream is this one's, so that the child leaves it alone."""
