@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from meshwright.cli.common import as_json
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.files import writable, write_text
 
 EPILOG = """
@@ -77,17 +77,15 @@ def command(
 
 
 def _run(words: tuple[str, ...], targets: tuple[str, ...], module: bool, options: dict[str, Any]) -> None:
-    from meshwright.observe.watch.script import from_program, run, say_error
+    from meshwright.observe.watch.script import run
 
-    try:
-        never = run(words, targets, module=module, **options)
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, MeshwrightError) and not from_program(error):
-            raise
-        say_error(error)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-    for name in never:
+    def tell(problem: InputError) -> None:
+        click.echo(f"error: {problem}", err=True)
+
+    ended = run(words, targets, tell, module=module, **options)
+    for name in ended.never:
         click.echo(f"note: '{name}' was never imported, so nothing of it was watched", err=True)
+    sys.exit(ended.code or (InputError.exit_code if ended.mistaken else 0))
 
 
 def _read(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, shorten
 from meshwright.observe.watch import spawned
 from meshwright.observe.watch import targets as aims
 from meshwright.observe.watch.follow import Follower
@@ -71,7 +71,8 @@ class Watch:
 
     def add(self, target: aims.Target, found: aims.Found) -> None:
         """Watch something more, which was found as this target."""
-        self._targets.append(target)
+        if target not in self._targets:  # else its module was imported again
+            self._targets.append(target)
         self.backend().install(found.functions, found.codes, found.others)
 
     def wanted(self) -> bool:
@@ -142,7 +143,8 @@ def _ranks(asked: Iterable[int] | None) -> frozenset[int] | None:
 def _output(asked: str | os.PathLike[str] | None) -> str | None:
     if asked is None:
         return None
-    path = os.fspath(asked)
+    if not isinstance(asked, str | os.PathLike) or not isinstance(path := os.fspath(asked), str):
+        raise InputError(f"is {shorten(repr(asked), 40)}", field="output", valid="a name for files, such as 'run'")
     folder = os.path.dirname(path) or "."
     if not os.path.basename(path) or not os.path.isdir(folder):
         raise InputError(
