@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import sys
 import time
@@ -333,6 +334,19 @@ def test_inherited_and_overridden_methods(look: Look) -> None:
     ]  # fmt: skip
     assert short(look(work, f"{HERE}:Child")) == ["run Child.add", "end Child.add"]
     assert short(look(lambda: Child(1).keep(1), f"{HERE}:Child.keep")) == ["run Counter.keep", "end Counter.keep"]
+
+
+def test_classes_that_a_module_has_from_another(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.nn:Linear, which lies in torch.nn.modules.linear."""
+    found = short(look(lambda: json.JSONDecoder().decode("[1]"), "json:JSONDecoder"))
+    assert found == [
+        "run JSONDecoder.__init__", "end JSONDecoder.__init__",
+        "run JSONDecoder.decode", "  run JSONDecoder.raw_decode", "  end JSONDecoder.raw_decode", "end JSONDecoder.decode",
+    ]  # fmt: skip
+    monkeypatch.setattr(json.JSONDecoder, "__module__", "json")  # as some packages tell it
+    assert short(look(lambda: json.JSONDecoder().decode("[1]"), "json:JSONDecoder")) == found
+    monkeypatch.setattr(subjects, "Other", Counter, raising=False)
+    assert short(look(lambda: Counter(1).nothing(), f"{HERE}:Other"))[-1] == "end Counter.nothing"
 
 
 @pytest.mark.parametrize("name", ["shouted", "asked", "remembered"])

@@ -111,12 +111,19 @@ def in_module(module: ModuleType, target: Target) -> Found:
     thing: Any = module
     for part in target.name.split("."):  # inherited methods have the name of another class
         thing = inspect.getattr_static(thing, part, None)
+    if isinstance(thing, type) and not wanted:
+        wanted = _elsewhere(thing)
     wanted += [one for one in _functions(thing) if one not in wanted]
     codes = [code for one in functions for code in inside(one.__code__) if _within(code.co_qualname, target.name)]
     if not wanted and not codes:
         raise nothing(target, module, [one.__code__ for one in functions], thing)
     codes += [code for one in wanted for code in inside(one.__code__)]
     return Found(functions + [one for one in wanted if one not in functions], list({id(c): c for c in codes}.values()))
+
+
+def _elsewhere(kind: type) -> list[FunctionType]:
+    """Of a class that a module has from another one, where its code is, whatever the class says of where it is from."""
+    return list(_of_class(kind, sys.modules.get(kind.__module__))) or list(_of_class(kind, None))
 
 
 def in_code(code: CodeType, target: Target) -> list[CodeType]:
