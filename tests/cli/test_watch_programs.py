@@ -115,3 +115,69 @@ def test_a_module_that_is_imported_again_is_watched_again(meshwright: Run, tmp_p
     (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
     done = meshwright("watch", "again.py", "-t", "helper")
     assert (done.returncode, done.stderr.count("run double"), done.stderr.count("end double")) == (0, 2, 2)
+
+
+FAMILY = """
+import json
+from json import JSONDecoder as Far
+
+class A:
+    def step(self):
+        return 1
+
+class B(A):
+    pass
+
+class C(A):
+    def step(self):
+        return 2
+
+class D(B, C):
+    pass
+
+class E(Far):
+    def encode(self):
+        return 3
+
+class F(json.decoder.JSONDecoder):
+    pass
+
+one = lambda: 1; two = lambda: 2
+
+if __name__ == "__main__":
+    A().step(), D().step(), one(), two()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("B.step", "A.step  family.py:6"), ("D.step", "C.step  family.py:13"), ("two", "<lambda>  family.py:26")],
+)
+def test_inherited_methods_and_lambdas_of_the_script(meshwright: Run, tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    for words in (["family.py"], ["-m", "family"]):
+        done = meshwright("watch", *words, "-t", f"family:{name}", "--wrapper", "plain")
+        runs = [one.partition(" run ")[2] for one in done.stderr.splitlines() if " run " in one]
+        assert (done.returncode, runs) == (0, [line])
+    assert name != "two" or "-> 2" in done.stderr  # of two on one line
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("E.decode", "what is imported or inherited is named by its own module (valid: json:JSONDecoder.decode)"),
+        ("F.decode", "is named by its own module (valid: json.decoder:JSONDecoder.decode)"),
+        (
+            "Far",
+            "'Far' is not defined in 'family'; what is imported or inherited is named by its own module (valid: json:J",
+        ),
+        ("E.encde", "'E.encde' is not defined in 'family' (did you mean E.encode?); what is"),
+        ("D", "the class 'D' defines no functions itself (valid: B, C, A)"),
+        ("G.step", "there is no 'G.step' in 'family'"),
+    ],
+)
+def test_targets_that_the_script_does_not_define(meshwright: Run, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    done = meshwright("watch", "family.py", "-t", f"family:{name}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr

@@ -17,6 +17,7 @@ from meshwright.errors import InputError
 @dataclass(frozen=True, slots=True)
 class Program:
     code: CodeType
+    source: str | bytes  # empty where only the code is there
     path: str  # absolute, as Python makes it
     called: str  # its sys.argv[0]
     names: frozenset[str]  # what a target may call it
@@ -57,7 +58,7 @@ def script(path: str) -> Program:
         raise InputError(f"is no Python: {error}", file=path) from None
     name = os.path.basename(path)
     names = frozenset({"__main__", path, name, os.path.splitext(name)[0]})
-    return Program(code, where, path, names, None, os.path.dirname(os.path.realpath(path)))
+    return Program(code, source, where, path, names, None, os.path.dirname(os.path.realpath(path)))
 
 
 def module(name: str) -> Program:
@@ -68,6 +69,7 @@ def module(name: str) -> Program:
             spec = importlib.util.find_spec(f"{name}.__main__")
         loader: Any = spec.loader if spec is not None else None
         code = loader.get_code(spec.name) if loader is not None and spec is not None else None
+        source = loader.get_source(spec.name) if spec is not None and hasattr(loader, "get_source") else None
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise InputError(f"module '{name}' cannot be run: {error}", field="-m") from None
     finally:
@@ -75,4 +77,5 @@ def module(name: str) -> Program:
     if spec is None or code is None:
         raise InputError(f"there is no module '{name}' that can be run", field="-m")
     path = spec.origin or name
-    return Program(code, path, path, frozenset({"__main__", name, spec.name}), spec, os.getcwd())
+    names = frozenset({"__main__", name, spec.name})
+    return Program(code, source or b"", path, path, names, spec, os.getcwd())

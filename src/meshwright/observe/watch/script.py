@@ -41,7 +41,7 @@ def run(
     others = [one for one in asked if one not in own]
     sys.path.insert(0, program.folder)
     watch = Watch([one for one in others if one.module in sys.modules], **options)
-    codes = [code for target in own for code in in_code(program.code, target)]
+    codes = [code for target in own for code in in_code(program.code, target, program.source)]
     _check({one.module for one in others})
     mistakes = set[Target]()
 
