@@ -33,6 +33,20 @@ def test_threads_that_outlive_the_script_are_watched(meshwright: Run, tmp_path: 
     assert done.stderr.index("ValueError: first") < done.stderr.index("end work")
 
 
+def test_waiting_for_threads_can_be_interrupted(meshwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(
+        "import os, signal, threading, time\n"
+        "def work():\n"
+        "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(300)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    done = meshwright("watch", "wait.py", timeout=60)
+    assert done.returncode == subprocess.run([sys.executable, "wait.py"], cwd=tmp_path, check=False).returncode
+    assert "run work" in done.stderr
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "meshwright" not in done.stderr
+
+
 def test_the_watch_has_no_thread_that_the_program_sees(meshwright: Run, tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(
         "import _thread, threading, time\n"

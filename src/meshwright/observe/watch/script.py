@@ -88,8 +88,8 @@ def _to_its_end(start: Callable[[], None]) -> int:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     try:
         vars(threading)["_shutdown"]()  # what Python calls as its last act, and may call again then
-    except BaseException as error:  # Ctrl-C
-        _say_error(error)
+    except BaseException as error:  # Ctrl-C: Python says so, and ends as it would have
+        _say_error(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
     return code
 
 
