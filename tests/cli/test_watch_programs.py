@@ -124,11 +124,13 @@ def test_a_wrong_target_does_not_reach_the_programs_import(meshwright: Run, tmp_
 
 def test_a_module_that_is_imported_again_is_watched_again(meshwright: Run, tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(
-        "import importlib, helper\nhelper.double(1)\nimportlib.reload(helper)\nhelper.double(1)\n"
+        "import importlib, helper\nhelper.double(1)\nimportlib.reload(helper)\nhelper.double(1)\nhelper.kept()\n"
     )
-    (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
-    done = meshwright("watch", "again.py", "-t", "helper")
+    kept = "if 'kept' not in globals():\n    def kept():\n        pass\n"  # is the old one then, and watched already
+    (tmp_path / "helper.py").write_text(f"def double(x):\n    return 2 * x\n{kept}")
+    done = meshwright("watch", "again.py", "-t", "helper", "-t", "helper:double")
     assert (done.returncode, done.stderr.count("run double"), done.stderr.count("end double")) == (0, 2, 2)
+    assert done.stderr.count("run kept") == done.stderr.count("end kept") == 1
 
 
 FAMILY = """

@@ -517,3 +517,12 @@ def test_options_that_cannot_be_used_say_what_can(options: dict[str, object], fi
     with pytest.raises(InputError, match=said) as seen:
         meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
     assert seen.value.field == field
+
+
+def test_a_watch_can_begin_again(tmp_path: Path) -> None:
+    watch = meshwright.watch(subjects.factorial, output=tmp_path / "run")
+    for _ in range(2):
+        with watch:
+            subjects.factorial(1)
+        assert short(read(str(tmp_path / "run.rank0.jsonl")))[1:-1][-2:] == ["run factorial", "end factorial"]
+        (tmp_path / "run.rank0.jsonl").unlink()

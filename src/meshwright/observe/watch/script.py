@@ -46,18 +46,20 @@ def run(
     mistakes = set[Target]()
 
     def imported(now: ModuleType) -> None:
+        found: dict[Target, Found] = {}
         for target in others:
             if target.module == now.__name__ and watch.wanted() and target not in mistakes:
                 try:
-                    watch.add(target, in_module(now, target))
+                    found[target] = in_module(now, target)
                 except InputError as problem:  # the program's own import is none of its business
                     mistakes.add(target)
                     tell(problem)
+        if found:
+            watch.add(found)
 
     def start() -> None:
         if watch.wanted():
-            for target in own:
-                watch.add(Target("__main__", target.name), Found([], []))  # for processes that it starts
+            watch.add({Target("__main__", one.name): Found([], []) for one in own})  # for processes that it starts
             watch.backend().run(program.code, codes, programs.namespace(program))
         else:
             exec(program.code, programs.namespace(program))
