@@ -149,3 +149,22 @@ def test_a_target_that_is_never_imported_is_said(meshwright: Run, program: str) 
     done = meshwright("watch", program, "-t", "colorsys")
     assert done.returncode == 0
     assert done.stderr == "note: 'colorsys' was never imported, so nothing of it was watched\n"
+
+
+def test_an_empty_stream_leaves_the_others_readable(
+    meshwright: Run, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is ended at the wrong moment has made its file and written nothing."""
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        meshwright("watch", program, "-o", "run")
+    (tmp_path / "run.rank3.jsonl").touch()
+    note = "note: run.rank3.jsonl holds no events: its process ended as it began to write\n"
+    for words in (["--show"], ["--diff", "0,1"], ["--perfetto", "trace.json"]):
+        done = meshwright("watch", *words, "run")
+        assert (done.returncode, done.stderr) == (0, note)
+        assert done.stdout
+    for words in (["--diff", "0,3", "run"], ["--show", "run.rank3.jsonl"]):
+        done = meshwright("watch", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.endswith("run.rank3.jsonl: holds no events\n")

@@ -24,6 +24,7 @@ from meshwright.observe.report.page import read_ranks
 from meshwright.observe.report.perfetto import merged
 from meshwright.observe.report.sql import ask
 from meshwright.observe.report.terminal import lines, notes
+from meshwright.plan import Plan
 from tests.conftest import ROOT, Run
 
 TRACES = ROOT / "tests/data/traces"
@@ -265,3 +266,14 @@ def test_recorded_jobs_name_their_published_causes(meshwright: Run) -> None:
     slow, stage = found.stdout.split("job ST")
     assert "explains 100 % of a slow-down of 1.97x" in slow
     assert "stage 3 (ranks 6-7) has more work than the others" in stage
+
+
+def test_a_plan_of_another_job_is_a_note_without_ratios(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"{rank}.json").write_text(small(rank, [(0, 5), (9, 5)]))
+    job = {"model": "llama3-8b", "cluster": "4x8xh100", "global_batch": 64, "seq_len": 4096}
+    found = mw.analyze(tmp_path, plan=Plan.of({**job, "dp": 32, "zero": 2, "recompute": "full"}), cache=False)
+    told = [line for line in (*lines(found), *notes(found)) if "plan" in line]
+    assert told == [
+        "the traces tell of a job of 4 ranks, the plan of 32 devices: is it this run's plan? They are not compared"
+    ]

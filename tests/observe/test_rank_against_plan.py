@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,23 @@ def test_missing_ranks_and_other_plans() -> None:
     told = compare(facts[:1], plan)
     assert told.notes == ("no trace of the stage 1",)
     assert [group.group for group in told.groups] == [0]
-    small = Plan.of({**JOB, "cluster": "1xh100", "recompute": "full"})
-    assert "is it this run's plan?" in compare(facts, small).notes[0]
     assert compare([], plan).step.measured == 0
+
+
+@pytest.mark.parametrize("world", [2, None])
+def test_a_plan_of_another_job_is_not_compared(world: int | None) -> None:
+    """Neither ratios nor advice: they would mean nothing. Without a recorded size the ranks tell."""
+    plan = Plan.of({**JOB, **PLANS[0]})
+    facts = [replace(one, world_size=world) for one in as_facts(simulate(run(*promised(plan), as_planned)))]
+    small = Plan.of({**JOB, "cluster": "1xh100", "recompute": "full"})
+    large = Plan.of({**JOB, "cluster": "4x8xh100", "global_batch": 64, "dp": 32, "zero": 2, "recompute": "full"})
+    seen = "a job of 2 ranks" if world else "rank 1"
+    told = compare(facts, small)
+    assert told.notes == (
+        f"the traces tell of {seen}, the plan of 1 device: is it this run's plan? They are not compared",
+    )
+    assert (told.groups, told.suggestions) == ((), ())
+    if world:
+        told = compare(facts, large)
+        assert (told.groups, told.suggestions) == ((), ())
+        assert "a job of 2 ranks, the plan of 32 devices" in told.notes[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import sys
 import time
@@ -335,6 +336,19 @@ def test_inherited_and_overridden_methods(look: Look) -> None:
     assert short(look(lambda: Child(1).keep(1), f"{HERE}:Child.keep")) == ["run Counter.keep", "end Counter.keep"]
 
 
+def test_classes_that_a_module_has_from_another(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.nn:Linear, which lies in torch.nn.modules.linear."""
+    found = short(look(lambda: json.JSONDecoder().decode("[1]"), "json:JSONDecoder"))
+    assert found == [
+        "run JSONDecoder.__init__", "end JSONDecoder.__init__",
+        "run JSONDecoder.decode", "  run JSONDecoder.raw_decode", "  end JSONDecoder.raw_decode", "end JSONDecoder.decode",
+    ]  # fmt: skip
+    monkeypatch.setattr(json.JSONDecoder, "__module__", "json")  # as some packages tell it
+    assert short(look(lambda: json.JSONDecoder().decode("[1]"), "json:JSONDecoder")) == found
+    monkeypatch.setattr(subjects, "Other", Counter, raising=False)
+    assert short(look(lambda: Counter(1).nothing(), f"{HERE}:Other"))[-1] == "end Counter.nothing"
+
+
 @pytest.mark.parametrize("name", ["shouted", "asked", "remembered"])
 def test_decorated_functions(look: Look, name: str) -> None:
     subjects.remembered.cache_clear()
@@ -477,3 +491,38 @@ def test_options_that_make_no_sense(options: dict[str, object], field: str) -> N
     with pytest.raises(InputError) as seen:
         meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
     assert seen.value.field == field
+
+
+class Demanding:
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def call(self, name: str, frame: object) -> str:
+        return self.how
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        (
+            {"wrapper": Demanding},
+            "wrapper",
+            "raises TypeError.*missing 1 required.*valid: a class that is made without",
+        ),
+        ({"output": 5}, "output", "is 5 .valid: a name for files"),
+        ({"output": b"run"}, "output", "valid: a name for files"),
+    ],
+)
+def test_options_that_cannot_be_used_say_what_can(options: dict[str, object], field: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as seen:
+        meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
+    assert seen.value.field == field
+
+
+def test_a_watch_can_begin_again(tmp_path: Path) -> None:
+    watch = meshwright.watch(subjects.factorial, output=tmp_path / "run")
+    for _ in range(2):
+        with watch:
+            subjects.factorial(1)
+        assert short(read(str(tmp_path / "run.rank0.jsonl")))[1:-1][-2:] == ["run factorial", "end factorial"]
+        (tmp_path / "run.rank0.jsonl").unlink()

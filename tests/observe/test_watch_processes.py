@@ -176,6 +176,42 @@ def test_helpers_of_a_rank_belong_to_it(tmp_path: Path, meshwright: Run, monkeyp
     assert {one.thread for one in events} == {"", "MainThread", "ForkProcess-1/MainThread", "ForkProcess-2/MainThread"}
 
 
+LOADS = """
+import sys
+from torch.utils.data import DataLoader
+
+class Data:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return i
+
+def step(batch):
+    return batch
+
+if __name__ == "__main__":
+    for batch in DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]):
+        step(batch)
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_loaders_of_data_are_no_ranks(tmp_path: Path, meshwright: Run, way: str) -> None:
+    """Nobody says a rank here: the trainer is rank 0, and its loaders write beside it."""
+    pytest.importorskip("torch")
+    (tmp_path / "loads.py").write_text(LOADS)
+    done = meshwright("watch", "loads.py", "-o", "run", "--", way)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("run.rank0.pid*.jsonl"))) == 2
+    own = read(str(tmp_path / "run.rank0.jsonl"))
+    assert [one.name for one in own if one.event == "run"][-2:] == ["step", "step"]
+    events = merged(find([str(tmp_path / "run")]))
+    assert {one.rank for one in events} == {0}
+    loads = {one.thread.partition("/")[0] for one in events if one.name == "Data.__getitem__"}
+    assert loads == {f"{way.capitalize()}Process-{number}" for number in (1, 2)}
+
+
 def test_only_the_ranks_that_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1, 3):
         monkeypatch.setenv("RANK", str(rank))

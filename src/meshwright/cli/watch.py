@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from meshwright.cli.common import as_json
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.files import writable, write_text
 
 EPILOG = """
@@ -77,17 +77,15 @@ def command(
 
 
 def _run(words: tuple[str, ...], targets: tuple[str, ...], module: bool, options: dict[str, Any]) -> None:
-    from meshwright.observe.watch.script import from_program, run, say_error
+    from meshwright.observe.watch.script import run
 
-    try:
-        never = run(words, targets, module=module, **options)
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, MeshwrightError) and not from_program(error):
-            raise
-        say_error(error)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-    for name in never:
+    def tell(problem: InputError) -> None:
+        click.echo(f"error: {problem}", err=True)
+
+    ended = run(words, targets, tell, module=module, **options)
+    for name in ended.never:
         click.echo(f"note: '{name}' was never imported, so nothing of it was watched", err=True)
+    sys.exit(ended.code or (InputError.exit_code if ended.mistaken else 0))
 
 
 def _read(
@@ -102,7 +100,13 @@ def _read(
     if diff and len(pair) != 2:
         raise InputError(f"is '{diff}'", field="--diff", valid="two ranks, such as 0,1")
     wanted = None if ranks is None else set(_numbers("--ranks", ranks))
-    found = [one for one in events.merged(events.find(words)) if wanted is None or one.rank in wanted]
+    empty: list[str] = []
+    everything = events.merged(events.find(words), empty)
+    found = [one for one in everything if wanted is None or one.rank in wanted]
+    for path in empty:
+        if events.rank_named(path) in set(pair) - {one.rank for one in everything}:
+            raise InputError("holds no events", file=path)
+        click.echo(f"note: {path} holds no events: its process ended as it began to write", err=True)
     if show:
         for event in found:
             click.echo(events.json_of(event) if json_ else text.line_of(event))

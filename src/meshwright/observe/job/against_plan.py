@@ -61,7 +61,7 @@ class Against:
     step: Pair
     groups: tuple[GroupPair, ...]
     suggestions: tuple[str, ...]  # the one that may save most first
-    notes: tuple[str, ...]  # why something could not be compared
+    notes: tuple[str, ...]  # why something could not be compared; all of it, where there are no groups
 
 
 def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -> Against:
@@ -75,6 +75,9 @@ def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -
     without = unmarked(facts)
     place_of = {rank: place for place, rank in enumerate(job.ranks) if place not in without}
     lengths = job.parts.length[job.parts.present.all(axis=1)] if job.parts.length.size else job.parts.length
+    step = Pair("step", found.step_seconds, float(np.median(lengths.mean(axis=0))) * 1e-9 if lengths.size else 0.0)
+    if other := _other_job(facts, job, plan):
+        return Against(step, (), (), (other,))  # side by side they would mean nothing
     groups, notes = [], []
     for promise in promises:
         ranks = tuple(rank for device in promise.devices if (rank := rank_of[device]) in place_of)
@@ -82,12 +85,20 @@ def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -
             groups.append(_group(facts, job, promise, ranks, [place_of[rank] for rank in ranks]))
         else:
             notes.append(f"no trace of the {_name(promise.pipeline, promise.group, len(plan.pipelines))}")
-    if len(job.ranks) and max(job.ranks) >= plan.devices:
-        notes.append(
-            f"the traces tell of rank {max(job.ranks)}, the plan of {plan.devices} devices: is it this run's plan?"
-        )
-    step = Pair("step", found.step_seconds, float(np.median(lengths.mean(axis=0))) * 1e-9 if lengths.size else 0.0)
     return Against(step, tuple(groups), _suggestions(step, groups, plan), tuple(notes))
+
+
+def _other_job(facts: Sequence[RankFacts], job: Across, plan: Plan) -> str:
+    """Why the traces cannot be of this plan's run; "" where they can."""
+    worlds = {one.world_size for one in facts if one.world_size}
+    if worlds and plan.devices not in worlds:
+        told = f"of a job of {max(worlds)} rank{'s' * (max(worlds) != 1)}"
+    elif len(job.ranks) and max(job.ranks) >= plan.devices:
+        told = f"of rank {max(job.ranks)}"
+    else:
+        return ""
+    devices = f"{plan.devices} device{'s' * (plan.devices != 1)}"
+    return f"the traces tell {told}, the plan of {devices}: is it this run's plan? They are not compared"
 
 
 def _group(

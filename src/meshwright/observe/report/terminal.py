@@ -75,9 +75,10 @@ def lines(found: Analysis) -> Iterator[str]:
     for number, finding in enumerate(findings, 1):
         yield f"{number}. {finding.what}"
         yield f"   -> {finding.advice}"
-    if found.promised:
+    promised = list(promised_lines(found))
+    if promised:
         yield ""
-    yield from promised_lines(found)
+    yield from promised
     if not findings:
         yield "Nothing but computing takes a noticeable part of the step."
 
@@ -94,8 +95,8 @@ def _clocks(found: Analysis) -> Iterator[str]:
 
 def promised_lines(found: Analysis) -> Iterator[str]:
     """The plan's step beside the measured one, and what would bring them together."""
-    if found.promised is None:
-        return
+    if found.promised is None or not found.promised.groups:
+        return  # the notes say why
     step = found.promised.step
     both = f"{seconds(1e9 * step.predicted)}; measured {seconds(1e9 * step.measured)}"
     yield f"the plan promised a step of {both} in the median ({step.ratio:.2f}x)"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 
@@ -80,19 +82,23 @@ def _thread(
     a, b = _calls(left), _calls(right)
     differing: dict[tuple[str, str], tuple[Event | None, Event | None]] = {}
     path: list[str] = []
+    before = deque[Event](maxlen=_CONTEXT)  # what both did
     same = 0
     for i in range(max(len(a), len(b))):
-        one, other = a[i] if i < len(a) else None, b[i] if i < len(b) else None
-        for pair in _values(one[1] if one else [], other[1] if other else []):
+        first, ours = a[i] if i < len(a) else (None, [])
+        second, theirs = b[i] if i < len(b) else (None, [])
+        parting = (first or second) and (first is None or second is None or _flow(first) != _flow(second))
+        before += _both(ours, theirs)
+        for pair in _values(ours, theirs):
             event = pair[0] or pair[1]
             assert event is not None
-            differing.setdefault((event.event, event.name), pair)
-        first, second = one[0] if one else None, other[0] if other else None
-        if first is None and second is None:
+            if not parting or None not in pair:  # else the other may do it later, on its own way
+                differing.setdefault((event.event, event.name), pair)
+        if parting:
+            return Parting(name, i, tuple(path), tuple(before), first, second), same, list(differing.values())
+        if first is None or second is None:
             continue  # what came after the last call
-        if first is None or second is None or _flow(first) != _flow(second):
-            before = tuple(left[: left.index(first)] if first else left)[-_CONTEXT:]
-            return Parting(name, i, tuple(path), before, first, second), same, list(differing.values())
+        before.append(first)
         if first.text != second.text and _plain(first.text, first.rank) != _plain(second.text, second.rank):
             differing.setdefault((first.event, first.name), (first, second))
         if first.event in ("run", "resume"):
@@ -114,6 +120,16 @@ def _calls(events: list[Event]) -> list[tuple[Event | None, list[Event]]]:
         else:
             changes.append(event)
     return [*found, (None, changes)] if changes else found
+
+
+def _both(left: list[Event], right: list[Event]) -> Iterable[Event]:
+    """Changes of the same names in the same order, up to the first that is not."""
+    pairs = zip(left, right, strict=False)
+    return (one for one, _ in takewhile(lambda pair: _named(pair[0]) == _named(pair[1]), pairs))
+
+
+def _named(event: Event) -> tuple[str, str]:
+    return event.event, event.name
 
 
 def _values(left: list[Event], right: list[Event]) -> Iterable[tuple[Event | None, Event | None]]:

@@ -29,6 +29,10 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True):
     text: str = ""  # what the wrapper, or an exception, says
 
 
+class Empty(InputError):
+    """A stream without an event."""
+
+
 def json_of(event: Event) -> str:
     return msgspec.json.encode(event).decode()
 
@@ -74,16 +78,17 @@ def read(path: str) -> list[Event]:
                 break
             raise InputError(f"is no event of a watch: {error}", file=path, line=number, column=1) from None
     if not events:
-        raise InputError("holds no events", file=path)
+        raise Empty("holds no events", file=path)
     return events
 
 
-def merged(paths: Iterable[str]) -> list[Event]:
+def merged(paths: Iterable[str], empty: list[str] | None = None) -> list[Event]:
     """All streams by time; within one stream nothing changes places.
 
     A process that only started the ranks, and has the number of one of them because nobody gave it another, becomes -1.
+    Streams without events, of processes that ended as they began to write, go to `empty`: the others can still be read.
     """
-    streams = [read(path) for path in paths]
+    streams = _streams(paths, [] if empty is None else empty)
     ranks: dict[int, set[int]] = {}  # process -> ranks of the processes that it started
     for events in streams:
         if family := _family(events[0]):
@@ -94,6 +99,28 @@ def merged(paths: Iterable[str]) -> list[Event]:
             for event in events:
                 event.rank = -1
     return list(heapq.merge(*streams, key=lambda event: event.time))
+
+
+def _streams(paths: Iterable[str], empty: list[str]) -> list[list[Event]]:
+    streams, problem = [], None
+    for path in paths:
+        try:
+            streams.append(read(path))
+        except Empty as found:
+            empty.append(path)
+            problem = problem or found
+    if problem is not None and not streams:
+        raise problem
+    return streams
+
+
+def rank_named(path: str) -> int | None:
+    """
+    >>> rank_named("run.rank3.jsonl"), rank_named("run.rank0.pid17.jsonl"), rank_named("other.jsonl")
+    (3, 0, None)
+    """
+    found = re.search(r"\.rank(\d+)(\.pid\d+)?\.jsonl$", path)
+    return int(found[1]) if found else None
 
 
 def _family(start: Event) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter_ns, time_ns
 from types import CodeType
 from typing import Any
@@ -39,13 +40,19 @@ class Recorder:
         self.emit = stream.buffer.append
         self.shift = time_ns() - perf_counter_ns()  # monotonic, but as if since 1970: ranks are merged by time
         self.local = threading.local()
+        self._unknown = count(1)  # threads that Python's threading did not start
 
     def thread(self) -> Thread:
         try:
             return self.local.thread  # type: ignore[no-any-return]
         except AttributeError:
-            self.local.thread = makers().thread(threading.current_thread().name)
+            self.local.thread = makers().thread(self._thread_name())
             return self.local.thread  # type: ignore[no-any-return]
+
+    def _thread_name(self) -> str:
+        """As `current_thread()` says it, which would keep an object for ever where the program itself made none."""
+        known = vars(threading)["_active"].get(threading.get_ident())
+        return known.name if known is not None else f"Dummy-{next(self._unknown)}"
 
     def now(self) -> int:
         return perf_counter_ns() + self.shift

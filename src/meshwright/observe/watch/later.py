@@ -1,8 +1,10 @@
-"""Targets in modules that the program has not imported yet: watched as soon as it does, without importing them for it."""
+"""Targets in modules that the program has not imported yet: watched as soon as it does, without importing them for it.
+
+Also those that it imports again with `importlib.reload`: their functions are new ones then.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -12,26 +14,35 @@ from typing import Any
 
 
 class Awaited(MetaPathFinder):
-    """Calls `then` with each of the modules once it has been executed."""
+    """Calls `then` with each of the modules whenever it has been executed."""
 
     def __init__(self, names: set[str], then: Callable[[ModuleType], None]) -> None:
-        self.missing, self._then = set(names), then
+        self._names, self._then = frozenset(names), then
+        self.missing = set(names) - sys.modules.keys()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in self.missing:
+        if name not in self._names:
             return None
-        self.missing.discard(name)  # also, so that the search below does not end here again
-        spec = importlib.util.find_spec(name)
+        spec = self._found_by_others(name, path, target)
         if spec is not None and spec.loader is not None:
+            self.missing.discard(name)
             spec.loader = _Then(spec.loader, self._then)
         return spec
+
+    def _found_by_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is not self and find is not None and (spec := find(name, path, target)) is not None:
+                return spec  # type: ignore[no-any-return]
+        return None
 
     def __enter__(self) -> Awaited:
         sys.meta_path.insert(0, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
+        if self in sys.meta_path:  # else the program has taken it out
+            sys.meta_path.remove(self)
 
 
 class _Then(Loader):

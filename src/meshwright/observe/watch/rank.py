@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def rank_of_process(*, surely: bool = False) -> int | None:
@@ -16,6 +17,8 @@ def rank_of_process(*, surely: bool = False) -> int | None:
     beginning = getattr(here, "_inheriting", False)  # a child that does not know its number yet
     if here is None or not (here._identity or beginning):
         return 0
+    if is_loader(here):
+        return int(here._identity[-2]) - 1 if len(here._identity) > 1 else 0  # that of its parent
     if not surely and (beginning or "torch.distributed" in sys.modules):
         return None
     return int(here._identity[-1]) - 1 if here._identity else 0  # children count from 1
@@ -30,3 +33,27 @@ def rank_said() -> int | None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     return None
+
+
+def is_loader(process: Any = None) -> bool:
+    """Whether a process, this one or another of multiprocessing, loads data for the rank that started it.
+
+    torch's DataLoader starts such; they have numbers as ranks have, but are none.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if process is None and processes is not None:
+        process = processes.current_process()
+    target = getattr(process, "_target", None)
+    place = (getattr(target, "__module__", None), getattr(target, "__name__", None))
+    return place == ("torch.utils.data._utils.worker", "_worker_loop")
+
+
+def starts_loader() -> bool:
+    """Whether what runs now is the start of such a process: a fork says nothing of what it is for."""
+    processes = sys.modules.get("multiprocessing.process")
+    frame = sys._getframe(1) if processes is not None else None
+    while frame is not None and processes is not None:
+        if frame.f_code is processes.BaseProcess.start.__code__:
+            return is_loader(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterable
-from types import CodeType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, shorten
 from meshwright.observe.watch import spawned
 from meshwright.observe.watch import targets as aims
 from meshwright.observe.watch.follow import Follower
@@ -57,6 +58,7 @@ class Watch:
         self._stream: Stream | None = None
         self._recorder: Recorder | None = None
         self._backend: Monitored | None = None
+        self._hooked = weakref.WeakSet[FunctionType]()  # those whose code is another now
 
     def start(self) -> Watch:
         """Watch from now on. The same as entering the `with`."""
@@ -64,15 +66,22 @@ class Watch:
             raise InputError("has been started already", field="watch")
         found = [aims.resolve(one) for one in self._targets]  # mistakes are the same on every rank
         if self.wanted():
-            functions = [function for one in found for function in one.functions]
-            codes, others = [code for one in found for code in one.codes], any(one.others for one in found)
-            self.backend().install(functions, codes, others)
+            self._install(found)
         return self
 
-    def add(self, target: aims.Target, found: aims.Found) -> None:
-        """Watch something more, which was found as this target."""
-        self._targets.append(target)
-        self.backend().install(found.functions, found.codes, found.others)
+    def add(self, more: dict[aims.Target, aims.Found]) -> None:
+        """Watch something more, which was found as these targets."""
+        self._targets += [target for target in more if target not in self._targets]  # a module may be imported again
+        self._install(list(more.values()))
+
+    def _install(self, found: list[aims.Found]) -> None:
+        """All at once, and nothing twice: a function with hooks would be taken for one without."""
+        functions = [one for each in found for one in each.functions]
+        done = {id(code) for one in functions if one in self._hooked for code in aims.inside(one.__code__)}
+        new = [(one, one.__code__) for one in functions if one not in self._hooked]
+        codes = [code for each in found for code in each.codes if id(code) not in done]
+        self.backend().install([one for one, _ in new], codes, any(each.others for each in found))
+        self._hooked.update(one for one, code in new if one.__code__ is not code)
 
     def wanted(self) -> bool:
         """Whether this process is among the ranks that were asked for, or may turn out to be."""
@@ -106,6 +115,7 @@ class Watch:
             self._recorder.on = False
             spawned.drop(id(self))
             self._backend.remove()
+            self._hooked.clear()
             self._stream.close()
         self._backend = None
 
@@ -142,7 +152,8 @@ def _ranks(asked: Iterable[int] | None) -> frozenset[int] | None:
 def _output(asked: str | os.PathLike[str] | None) -> str | None:
     if asked is None:
         return None
-    path = os.fspath(asked)
+    if not isinstance(asked, str | os.PathLike) or not isinstance(path := os.fspath(asked), str):
+        raise InputError(f"is {shorten(repr(asked), 40)}", field="output", valid="a name for files, such as 'run'")
     folder = os.path.dirname(path) or "."
     if not os.path.basename(path) or not os.path.isdir(folder):
         raise InputError(

@@ -7,6 +7,7 @@ loses what was not written yet, a fifth of a second at most.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -21,7 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from meshwright.observe.watch.events import Event, stream_path
-from meshwright.observe.watch.rank import rank_of_process, rank_said
+from meshwright.observe.watch.rank import is_loader, rank_of_process, rank_said, starts_loader
 from meshwright.observe.watch.text import line_of
 
 FULL = 1 << 15  # events; then the watched thread itself writes, so that memory stays bounded
@@ -48,15 +49,15 @@ class Stream:
     def _begin(self) -> None:
         self._lock, self._writing = threading.RLock(), False
         self._wake, self._decide = threading.Event(), time.monotonic() + _PATIENCE
-        thread = threading.Thread(target=_write_now_and_then, args=(weakref.ref(self), self._wake), daemon=True)
-        thread.name = "meshwright-watch"
-        thread.start()
+        # not a threading.Thread: programs that wait until they have one thread left must not wait for this one
+        _thread.start_new_thread(_write_now_and_then, (weakref.ref(self), self._wake))
 
     def taken_rank(self) -> int | None:
         """Before a process is started: the rank whose stream is this one's, so that the child leaves it alone."""
-        self._launched = True
-        if self._file is None and rank_said() is None:
-            return None
+        if not starts_loader():  # who helps is no rank
+            self._launched = True
+            if self._file is None and rank_said() is None:
+                return None
         return self._rank if self._rank is not None else rank_of_process(surely=True)
 
     def full(self) -> bool:
@@ -78,7 +79,7 @@ class Stream:
 
     def _write(self, surely: bool) -> None:
         if self._rank is None:
-            self._rank = rank_of_process(surely=surely)
+            self._rank = self._parent if is_loader() and self._parent is not None else rank_of_process(surely=surely)
             if self._rank is None:
                 return  # torch.distributed will say
         count = len(self.buffer)  # what others append meanwhile stays
@@ -95,14 +96,16 @@ class Stream:
             self._say(batch)
             return
         if self._file is None:
-            self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
             batch.insert(0, self._mark("start", batch[0].time))
-        self._file.write(_lines(batch))
+        lines = _lines(batch)  # before the file is there: a process that is ended now leaves no empty one
+        if self._file is None:
+            self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
+        self._file.write(lines)
         self._file.flush()
 
     def _helper(self) -> bool:
         """Whether this is a process beside the one that has this rank, such as a loader of data."""
-        return self._rank == self._parent and os.environ.get("RANK", "").isdecimal()
+        return self._rank == self._parent and (is_loader() or os.environ.get("RANK", "").isdecimal())
 
     def _path(self) -> str:
         path = stream_path(str(self._output), self._rank or 0)

@@ -18,6 +18,7 @@ from typing import Any
 
 from meshwright.errors import InputError, closest_names
 from meshwright.observe.watch.others import made_before
+from meshwright.observe.watch.outline import Outline
 
 _MANY = 24  # names in a message
 _BARE = frozenset({str, int, float, bool, type(None), tuple, dict, GetSetDescriptorType})  # nothing is made around
@@ -111,6 +112,8 @@ def in_module(module: ModuleType, target: Target) -> Found:
     thing: Any = module
     for part in target.name.split("."):  # inherited methods have the name of another class
         thing = inspect.getattr_static(thing, part, None)
+    if isinstance(thing, type) and not wanted:
+        wanted = _elsewhere(thing)
     wanted += [one for one in _functions(thing) if one not in wanted]
     codes = [code for one in functions for code in inside(one.__code__) if _within(code.co_qualname, target.name)]
     if not wanted and not codes:
@@ -119,13 +122,41 @@ def in_module(module: ModuleType, target: Target) -> Found:
     return Found(functions + [one for one in wanted if one not in functions], list({id(c): c for c in codes}.values()))
 
 
-def in_code(code: CodeType, target: Target) -> list[CodeType]:
+def _elsewhere(kind: type) -> list[FunctionType]:
+    """Of a class that a module has from another one, where its code is, whatever the class says of where it is from."""
+    return list(_of_class(kind, sys.modules.get(kind.__module__))) or list(_of_class(kind, None))
+
+
+def in_code(code: CodeType, target: Target, source: str | bytes = b"") -> list[CodeType]:
     """The part of a module's code, before it has run, that a target names."""
     all_ = [one for one in inside(code) if one is not code]
     wanted = [one for one in all_ if not target.name or _within(one.co_qualname, target.name)]
     if target.name and not wanted:
-        raise nothing(target, None, all_, None)
+        return _in_source(code, target, all_, Outline(source))
     return wanted
+
+
+def _in_source(code: CodeType, target: Target, codes: list[CodeType], outline: Outline) -> list[CodeType]:
+    """What only the text of a module tells: an inherited method, a lambda with a name."""
+    if found := list(outline.lambda_of(code, target.name)):
+        return [inner for one in found for inner in inside(one)]
+    owner, _, method = target.name.rpartition(".")
+    for base in outline.bases(owner):
+        if found := [one for one in codes if _within(one.co_qualname, f"{base}.{method}")]:
+            return found
+    if target.name in outline.classes:
+        bases = [*outline.bases(target.name), *outline.from_elsewhere(target.name)]
+        problem = f"the class '{target.name}' defines no functions itself"
+        raise InputError(problem, field="target", valid=", ".join(bases))
+    there = [outline.target_of(target.name), *(f"{base}.{method}" for base in outline.from_elsewhere(owner))]
+    if any(there):
+        own = [one.co_qualname for one in codes if owner and _within(one.co_qualname, owner)]
+        near = closest_names(target.name, own, limit=1)  # it may also be a slip
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        rule = "what is imported or inherited is named by its own module"
+        problem = f"'{target.name}' is not defined in '{target.module}'{hint}; {rule}"
+        raise InputError(problem, field="target", valid=" or ".join(filter(None, there)))
+    raise nothing(target, None, codes, None)
 
 
 def nothing(target: Target, module: ModuleType | None, codes: Iterable[CodeType], thing: object) -> InputError:

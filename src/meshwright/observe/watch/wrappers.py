@@ -119,11 +119,20 @@ def wrapper_named(asked: Any) -> Said:
         except (ImportError, AttributeError) as error:
             raise InputError(f"'{module}:{name}' cannot be had: {error}", field="wrapper") from None
     if isinstance(asked, type):
-        asked = asked()
+        asked = _made(asked)
     if asked is not None and not any(callable(getattr(asked, one, None)) for one in ("call", "returned", "changed")):
         kind = type(asked).__name__
         raise InputError(f"{kind} has none of the methods call, returned, changed", field="wrapper")
     return Said(asked)
+
+
+def _made(kind: type[Any]) -> Any:
+    try:
+        return kind()
+    except Exception as error:
+        problem = shorten(f"{kind.__name__}() raises {type(error).__name__}: {error}", 200)
+        valid = "a class that is made without arguments; from Python also an object that is made already"
+        raise InputError(problem, field="wrapper", valid=valid) from None
 
 
 def arguments(frame: FrameType) -> dict[str, object]:

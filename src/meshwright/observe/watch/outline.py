@@ -1,0 +1,87 @@
+"""What the text of a program says that its code does not, before it has run: bases of classes, named lambdas, imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from types import CodeType
+
+
+class Outline:
+    """
+    >>> outline = Outline("from far import Far\\nclass A: ...\\nclass B(A, Far): ...\\nclass C(B): ...")
+    >>> outline.bases("C"), outline.from_elsewhere("C")
+    (['B', 'A'], ['far:Far'])
+    """
+
+    def __init__(self, source: str | bytes) -> None:
+        self.classes: dict[str, list[str]] = {}  # bases as they are written
+        self._lambdas: dict[str, ast.Lambda] = {}
+        self._imported: dict[str, tuple[str, str]] = {}  # name -> module, and what of it
+        self._visit(ast.parse(source).body, "")
+
+    def _visit(self, body: Iterable[ast.AST], outer: str) -> None:
+        for one in body:
+            if isinstance(one, ast.ClassDef):
+                self.classes[outer + one.name] = [ast.unparse(base) for base in one.bases]
+                self._visit(one.body, f"{outer}{one.name}.")
+            elif isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(one.value, ast.Lambda):
+                for name in one.targets if isinstance(one, ast.Assign) else [one.target]:
+                    self._lambdas[outer + ast.unparse(name)] = one.value
+            elif isinstance(one, ast.Import):
+                for alias in one.names:
+                    whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self._imported[alias.asname or whole] = whole, ""
+            elif isinstance(one, ast.ImportFrom):
+                for alias in one.names:
+                    self._imported[alias.asname or alias.name] = "." * one.level + (one.module or ""), alias.name
+            elif not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                self._visit(ast.iter_child_nodes(one), outer)  # if, try, with
+
+    def bases(self, name: str) -> list[str]:
+        """Classes of this text that a class inherits from, in the order in which Python asks them."""
+        asked = [base for base in self._above(name) if base in self.classes]
+        return list(reversed(dict.fromkeys(reversed(asked))))  # one that is reached twice comes last
+
+    def from_elsewhere(self, name: str) -> list[str]:
+        """Bases that other modules have, as targets."""
+        others = [base for base in self._above(name) if base not in self.classes]
+        return list(dict.fromkeys(target for base in others if (target := self.target_of(base))))
+
+    def target_of(self, name: str) -> str:
+        """What an imported name is called where it comes from; "" of others."""
+        first, _, rest = name.partition(".")
+        if first not in self._imported:
+            return ""
+        module, what = self._imported[first]
+        if rest and "." in rest and not what:  # torch.nn.Module
+            module, rest = f"{module}.{rest.rpartition('.')[0]}", rest.rpartition(".")[2]
+        elif rest and what and what[0].islower():  # nn.Module, after "from torch import nn"
+            module, what = f"{module}.{what}", ""
+        return f"{module}:{'.'.join(part for part in (what, rest) if part)}"
+
+    def _above(self, name: str, below: tuple[str, ...] = ()) -> Iterator[str]:
+        for base in self.classes.get(name, ()):
+            beside = f"{name.rpartition('.')[0]}.{base}"
+            here = beside if beside in self.classes else base
+            if here not in (*below, name):  # a class may have the name of its base
+                yield here
+                yield from self._above(here, (*below, name))
+
+    def lambda_of(self, code: CodeType, name: str) -> Iterator[CodeType]:
+        """The code of `name = lambda ...`: code objects of lambdas have no name, but a place."""
+        found = self._lambdas.get(name)
+        if found is None:
+            return
+        body = found.body
+        place = body.lineno, body.end_lineno, body.col_offset, body.end_col_offset
+        for one in _all(code):
+            if one.co_name == "<lambda>" and place in one.co_positions():
+                yield one
+
+
+def _all(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _all(one)
