@@ -215,3 +215,69 @@ def test_threads_that_come_and_go(look: Look, either: None) -> None:
     events = look(work, f"{subjects.__name__}:Counter.outer", attributes=True, locals=True)
     ends = [(one.thread, one.depth) for one in events if one.event == "end"]
     assert ends == [(name, 0) for i in range(20) for name in (f"thread {i}", "MainThread")]
+
+
+class Handle:
+    """Who lets go of it hears so at once, in the midst of storing another."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+
+    def __del__(self) -> None:
+        self.owner.released()
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.more: dict[str, list[int]] = {}
+        for i in range(40):  # so many that its attributes lie in a dict
+            setattr(self, f"part{i}", [i])
+        self.handles: list[Handle] = []
+        self.count = 0
+
+    def step(self) -> None:
+        self.handles = [Handle(self)]
+
+    def released(self) -> None:
+        self.count += 1
+
+    def close(self) -> None:
+        self.handles = []
+
+
+def test_a_destructor_that_looks_at_what_is_being_stored(look: Look, either: None) -> None:
+    """What an attribute held is gone by then: nobody may touch it."""
+    owner = Owner()
+
+    def work() -> None:
+        for _ in range(200):
+            owner.step()
+        owner.close()
+
+    events = look(work, Owner, attributes=True)
+    assert [one.new for one in events if one.name == "Owner.count" and one.event == "set"] == [*map(str, range(1, 201))]
+
+
+def test_a_dict_that_another_thread_fills_and_empties(look: Look, either: None) -> None:
+    owner, over, before = Owner(), threading.Event(), sys.getswitchinterval()
+
+    def fill() -> None:
+        while not over.is_set():
+            owner.more.update((str(i), [i]) for i in range(40))
+            for i in range(40):
+                owner.more.pop(str(i), None)
+
+    def work() -> None:
+        other = threading.Thread(target=fill)
+        other.start()
+        for _ in range(3000):
+            owner.released()
+        over.set(), other.join()
+
+    sys.setswitchinterval(1e-5)
+    try:
+        events = look(work, Owner, attributes=True)
+    finally:
+        sys.setswitchinterval(before)
+    assert sum(one.name == "Owner.count" and one.event == "set" for one in events) == 3000
+    assert not [one.text for one in events if one.event == "note"]

@@ -36,7 +36,7 @@ def describe(value: Any, *, brief: bool = False) -> str:
         items = list(islice(value, 9))
         few = len(items) < 9 and all(type(one) in PLAIN for one in items)
         if few and not brief and kind is dict:
-            few = all(type(one) in PLAIN for one in value.values())
+            few = all(type(one) in PLAIN for one in list(islice(value.values(), 9)))  # at once: see marks.py
         return shorten(repr(value)) if few and not brief else f"{kind.__name__} of {len(value)}"
     if is_array(value):
         return f"ndarray{list(value.shape)} {value.dtype}"

@@ -139,8 +139,8 @@ class _Items(Mark):
             self._look_inside(value)
 
     def _look_inside(self, value: Any) -> None:
-        self.keys = list(islice(value, LOOKED_AT)) if self.is_dict else []
-        items = self._items(value)
+        self.keys, items = self._copied(value)
+        self.length = max(len(value), LOOKED_AT) if len(items) == LOOKED_AT else len(items)  # as of this moment
         self.ids = [*map(id, items)]
         self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
         if self.length > LOOKED_AT:
@@ -155,8 +155,15 @@ class _Items(Mark):
             checkers[i] = of_tensor(count, None, None)
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
-    def _items(self, value: Any) -> list[Any]:
-        return list(islice(value.values() if self.is_dict else value, LOOKED_AT))
+    def _copied(self, value: Any, tries: int = 8) -> tuple[list[Any], list[Any]]:
+        """The first keys of a dict, and the items, of one moment: another thread may be changing them."""
+        try:
+            items = list(islice(value.items() if self.is_dict else value, LOOKED_AT))
+        except RuntimeError:  # it got larger or smaller on the way
+            if tries == 1:
+                raise
+            return self._copied(value, tries - 1)
+        return ([key for key, _ in items], [one for _, one in items]) if self.is_dict else ([], items)
 
     @property
     def checker(self) -> Inside:  # type: ignore[override]
@@ -167,8 +174,8 @@ class _Items(Mark):
             return bool(self._known.same(value))
         if len(value) != self.length or not self.length:
             return len(value) == self.length
-        items = self._items(value)
-        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+        keys, items = self._copied(value)
+        if [*map(id, items)] != self.ids or not all(map(is_, keys, self.keys)):
             return False
         return [version(items[i]) for i in self.tensors] == self.counts
 
@@ -176,16 +183,16 @@ class _Items(Mark):
         if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):
             return self.text
         before, after = old._by_label(), self._by_label()
-        items = dict(zip(after, self._items(value), strict=False))
-        changed = [(key, items[key]) for key, one in after.items() if before.get(key) != one]
+        items = dict(zip(after, self._copied(value)[1], strict=False))
+        changed = [(key, items[key]) for key, one in after.items() if key in items and before.get(key) != one]
         return self._told(value, changed, [f"no [{describe(key)}]" for key in old.keys if key not in value])
 
     def again(self, value: Any) -> str:
         """Where only tensors in it were changed in place."""
         if not self.tensors or isinstance(value, set) or len(value) != self.length:
             return ""
-        items, before = self._items(value), self.counts
-        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+        (keys, items), before = self._copied(value), self.counts
+        if [*map(id, items)] != self.ids or not all(map(is_, keys, self.keys)):
             return ""
         self._count(items, self._known is not None)
         both = zip(self.tensors, before, self.counts, strict=True)

@@ -10,6 +10,10 @@ static Thread *thread_of(Steps *self, int make) {
         PyErr_Clear();
         if (make) found = PyObject_CallMethodNoArgs(self->is.rare, s_thread);
     }
+    if (found && !Py_IS_TYPE(found, &ThreadType)) {
+        PyErr_Format(PyExc_TypeError, "a thread of C is needed, not %R", found);
+        Py_CLEAR(found);
+    }
     if (found) {
         self->last_id = id;
         Py_XSETREF(self->last, (Thread *)Py_NewRef(found));
@@ -31,7 +35,7 @@ static Thread *thread_to_follow(Steps *self, int make) {
 static Call *last_call(Steps *self, Thread *thread) {
     Py_ssize_t count = PyList_GET_SIZE(thread->calls);
     Call *last = count ? (Call *)PyList_GET_ITEM(thread->calls, count - 1) : NULL;
-    return last && last->key == self->is.key ? last : NULL;
+    return last && Py_IS_TYPE(last, &CallType) && last->key == self->is.key ? last : NULL;
 }
 
 // The call of this code, held, and out with what lies above it; NULL where it began before the watch.
@@ -39,7 +43,7 @@ static Call *pop(Steps *self, Thread *thread) {
     Py_ssize_t count = PyList_GET_SIZE(thread->calls);
     for (Py_ssize_t i = count - 1; i >= 0; i--) {
         Call *call = (Call *)PyList_GET_ITEM(thread->calls, i);
-        if (call->key != self->is.key) continue;
+        if (!Py_IS_TYPE(call, &CallType) || call->key != self->is.key) continue;
         Py_INCREF(call);
         if (PyList_SetSlice(thread->calls, i, count, NULL) == 0) return call;
         Py_DECREF(call);
@@ -82,7 +86,7 @@ static int started(Steps *self, Thread *thread, PyObject *thing, PyObject *event
 // start(thing, event="run", frame=None)
 static PyObject *start(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Steps *self = (Steps *)object;
-    Thread *thread = thread_to_follow(self, 1);
+    Thread *thread = given_all(count, 1) ? thread_to_follow(self, 1) : NULL;
     if (thread) started(self, thread, given[0], count > 1 ? given[1] : s_run, count > 2 ? given[2] : NULL);
     Py_XDECREF(thread);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -195,11 +199,13 @@ static PyObject *leaving(Steps *self, Stop how) {
 // leave(value, at)
 static PyObject *leave(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Steps *self = (Steps *)object;
+    if (!given_all(count, 2)) return NULL;
     return leaving(self, (Stop){s_end, self->is.returned, given[0], NULL, given[1]});
 }
 
 // stop(event, words, value, frame, at)
 static PyObject *stop(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    if (!given_all(count, 5)) return NULL;
     return leaving((Steps *)object, (Stop){given[0], given[1], given[2], given[3], given[4]});
 }
 
@@ -231,6 +237,7 @@ static Py_ssize_t *numbers(PyObject *tuple) {
 
 // steps(parts)
 static PyObject *new_steps(PyObject *module, PyObject *given) {
+    if (!PyTuple_Check(given) || !given_all(PyTuple_GET_SIZE(given), sizeof(Parts) / sizeof(PyObject *))) return NULL;
     Steps *self = PyObject_New(Steps, &StepsType);
     if (!self) return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof(Steps) - sizeof(PyObject));

@@ -16,6 +16,13 @@ static PyTypeObject KnownTensorType;
 static PyObject *s_version, *s_shape, *s_data_ptr, *s_same, *s_dtype, *s_device, *s_name;
 static PyObject *layout_text;  // of describe.py
 
+// Of a function that gets so many arguments; 0 with an exception.
+static int given_all(Py_ssize_t count, Py_ssize_t wanted) {
+    if (count >= wanted) return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, not %zd", wanted, count);
+    return 0;
+}
+
 // Of all that ask whether something differs: 0 it is the same, 1 it is not, -1 an exception is set.
 static int unequal(PyObject *now, PyObject *was) {
     if (!now) return -1;
@@ -78,12 +85,13 @@ static KnownTensor *new_tensor(void) {
 
 // known_tensor(version, shape or None, memory or None)
 static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    KnownTensor *self = new_tensor();
+    KnownTensor *self = given_all(count, 3) ? new_tensor() : NULL;
     if (!self) return NULL;
     self->version = PyLong_AsLongLong(given[0]);
     self->shape = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     self->has_memory = given[2] != Py_None;
     if (self->has_memory) self->memory = PyLong_AsUnsignedLongLong(given[2]);
+    if (PyErr_Occurred()) Py_CLEAR(self);
     return (PyObject *)self;
 }
 
