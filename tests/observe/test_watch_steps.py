@@ -281,3 +281,50 @@ def test_a_dict_that_another_thread_fills_and_empties(look: Look, either: None) 
         sys.setswitchinterval(before)
     assert sum(one.name == "Owner.count" and one.event == "set" for one in events) == 3000
     assert not [one.text for one in events if one.event == "note"]
+
+
+class Undescribed:
+    """Its tensors do not say their shapes."""
+
+    def __init__(self) -> None:
+        self.nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        self.unsized = torch.nn.UninitializedParameter()
+        self.x = 1
+
+    def go(self, given: torch.Tensor) -> int:
+        self.x += 1
+        nested = self.nested
+        nested.mul_(2)
+        count = 1
+        return -count
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_do_not_say_their_shape(look: Look, either: None) -> None:
+    """They are shown by their kind, and all else is followed."""
+    subject = Undescribed()
+    events = look(lambda: subject.go(subject.nested), Undescribed, attributes=True, locals=True, wrapper="plain")
+    said = [f"{one.name} {one.old} -> {one.new}" for one in events if one.event == "set"]
+    shown = "<Tensor not described: RuntimeError>"
+    assert said == [
+        "Undescribed.x 1 -> 2", f"nested None -> {shown} v0", f"Undescribed.nested {shown} v0 -> {shown} v1",
+        f"given {shown} v0 -> {shown} v1", f"nested {shown} v0 -> {shown} v1", "count None -> 1",
+    ]  # fmt: skip
+    assert [one.text for one in events if one.event != "set"] == [f"given={shown} v0", "-> -1"]
+
+
+class Pretends:
+    """What it says it is costs something."""
+
+    asked = 0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        Pretends.asked += 1
+        return int
+
+
+def test_values_are_not_asked_what_they_are(look: Look, either: None) -> None:
+    look(lambda: subjects.takes(Pretends()), subjects.takes, locals=True, wrapper="plain")
+    look(lambda: subjects.takes([Pretends()]), subjects.takes, locals=True, wrapper="plain")
+    assert Pretends.asked == 0

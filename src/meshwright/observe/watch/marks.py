@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -18,11 +17,13 @@ from meshwright.observe.watch.describe import (
     ORDINARY,
     PLAIN,
     describe,
+    first_of,
     is_array,
     is_tensor,
     layout_text,
     shorten,
     thing_text,
+    undescribed,
     version,
 )
 from meshwright.observe.watch.known import EMPTY, Inside, makers
@@ -89,27 +90,36 @@ class _Tensor(Mark):
     checker: Any
 
     def __init__(self, value: Any) -> None:
-        self.value_id, shape, self._version = id(value), value.shape, version(value)
+        self.value_id, self._version, kind = id(value), version(value), type(value).__name__
+        self._layout: tuple[Any, ...] | str
+        try:
+            shape = value.shape
+            self._layout = kind, shape, value.dtype, value.device
+        except Exception as error:
+            shape, self._layout = None, undescribed(kind, error)
         try:
             memory = value.data_ptr()
-        except RuntimeError:  # sparse ones have none
+        except Exception:  # sparse ones have none
             memory = None
         self.checker = makers().known_tensor(self._version, shape, memory)
-        self._layout = type(value).__name__, shape, value.dtype, value.device
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        return f"{layout_text(*self._layout)} v{self._version}"
+        layout = self._layout if isinstance(self._layout, str) else layout_text(*self._layout)
+        return f"{layout} v{self._version}"
 
     def same(self, value: Any) -> bool:
         return bool(self.checker.same(value))
 
     def since(self, old: object, value: Any) -> str:
-        return f"{layout_text(*self._layout)} v{self._version}"
+        return self.text
 
 
 def _of_tensor(value: Any) -> tuple[object, ...]:
-    return version(value), value.shape
+    try:
+        return version(value), value.shape
+    except Exception:  # a parameter without a size
+        return (version(value),)
 
 
 def _of_array(value: Any) -> tuple[object, ...]:
@@ -128,7 +138,7 @@ class _Items(Mark):
     _known: Any  # of C or of known.py; None where that cannot be asked
 
     def __init__(self, value: Any) -> None:
-        self.value_id, self.length, self.is_dict = id(value), len(value), isinstance(value, dict)
+        self.value_id, self.length, self.is_dict = id(value), len(value), issubclass(type(value), dict)
         self.text = (None if self.length else _EMPTY_TEXTS.get(type(value))) or describe(value)
         self.keys: list[Any] = []
         self.ids: list[int] = []
@@ -155,14 +165,9 @@ class _Items(Mark):
             checkers[i] = of_tensor(count, None, None)
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
-    def _copied(self, value: Any, tries: int = 8) -> tuple[list[Any], list[Any]]:
-        """The first keys of a dict, and the items, of one moment: another thread may be changing them."""
-        try:
-            items = list(islice(value.items() if self.is_dict else value, LOOKED_AT))
-        except RuntimeError:  # it got larger or smaller on the way
-            if tries == 1:
-                raise
-            return self._copied(value, tries - 1)
+    def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
+        """The first keys of a dict, and the items, of one moment."""
+        items = first_of(value.items() if self.is_dict else value, LOOKED_AT)
         return ([key for key, _ in items], [one for _, one in items]) if self.is_dict else ([], items)
 
     @property

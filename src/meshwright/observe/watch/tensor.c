@@ -10,6 +10,7 @@ typedef struct {
     unsigned long long memory;
     PyObject *value, *kind, *dtype, *device; // of a mark: its identity, and what its text says; else NULL
     PyObject *text;                          // once somebody has asked
+    PyObject *odd;                           // why it does not say its shape, as nested ones; else NULL
 } KnownTensor;
 
 static PyTypeObject KnownTensorType;
@@ -35,7 +36,7 @@ static int unequal(PyObject *now, PyObject *was) {
 static long long version_of(PyObject *tensor) {
     PyObject *said = PyObject_GetAttr(tensor, s_version);
     if (!said) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -2;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -2;
         PyErr_Clear();
         return -1;
     }
@@ -48,7 +49,7 @@ static long long version_of(PyObject *tensor) {
 static int memory_of(PyObject *tensor, unsigned long long *memory) {
     PyObject *said = PyObject_CallMethodNoArgs(tensor, s_data_ptr);
     if (!said) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
         PyErr_Clear();
         return 0;
     }
@@ -74,6 +75,7 @@ static void forget_tensor(PyObject *object) {
     Py_XDECREF(self->dtype);
     Py_XDECREF(self->device);
     Py_XDECREF(self->text);
+    Py_XDECREF(self->odd);
     PyObject_Free(object);
 }
 
@@ -95,6 +97,18 @@ static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize
     return (PyObject *)self;
 }
 
+// Instead of its shape: what came when it was asked for that; -1 where it is none of the program's own and goes on.
+static int take_oddly(KnownTensor *self) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_CLEAR(self->shape);
+    self->odd = kind;
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return 0;
+}
+
 // All that its text says.
 static PyObject *tensor_words(PyObject *value) {
     KnownTensor *self = new_tensor();
@@ -104,6 +118,7 @@ static PyObject *tensor_words(PyObject *value) {
     if (self->version != -2 && (self->shape = PyObject_GetAttr(value, s_shape)) &&
         (self->dtype = PyObject_GetAttr(value, s_dtype)) && (self->device = PyObject_GetAttr(value, s_device)))
         return (PyObject *)self;
+    if (self->version != -2 && take_oddly(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -119,9 +134,13 @@ static PyObject *text_of_mark(PyObject *object) {
     KnownTensor *self = (KnownTensor *)object;
     if (self->text || !self->kind) return self->text ? Py_NewRef(self->text) : PyUnicode_FromString("");
     PyObject *name = PyObject_GetAttr(self->kind, s_name), *layout = NULL, *text = NULL;
-    if (name) layout = PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
+    PyObject *why = self->odd ? PyObject_GetAttr(self->odd, s_name) : NULL;
+    if (name && why) layout = PyUnicode_FromFormat("<%S not described: %S>", name, why);
+    if (name && !self->odd)
+        layout = PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
     if (layout) text = PyUnicode_FromFormat("%U v%lld", layout, self->version);
     Py_XDECREF(name);
+    Py_XDECREF(why);
     Py_XDECREF(layout);
     Py_XSETREF(self->text, Py_XNewRef(text));
     return text;
