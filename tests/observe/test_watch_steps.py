@@ -328,3 +328,71 @@ def test_values_are_not_asked_what_they_are(look: Look, either: None) -> None:
     look(lambda: subjects.takes(Pretends()), subjects.takes, locals=True, wrapper="plain")
     look(lambda: subjects.takes([Pretends()]), subjects.takes, locals=True, wrapper="plain")
     assert Pretends.asked == 0
+
+
+def endless() -> None:
+    endless()
+
+
+def caught(depth: int) -> int:
+    try:
+        return caught(depth + 1)
+    except RecursionError:
+        return depth
+
+
+@pytest.mark.parametrize("more", [{}, {"locals": True}], ids=str)
+def test_too_many_calls_leave_nothing_behind(look: Look, either: None, more: dict[str, Any]) -> None:
+    """Our hooks are calls too: the last of them cannot be made."""
+    handled: list[object] = []
+
+    def work() -> None:
+        with pytest.raises(RecursionError):
+            endless()
+        handled.append(sys.exc_info()[1])
+        assert caught(0) > 100
+        handled.append(sys.exc_info()[1])
+        try:
+            raise KeyError("mine")
+        except KeyError as error:
+            handled.append(error.__context__)
+        subjects.takes(1)
+
+    events = look(work, [endless, caught, subjects.takes], **more)
+    assert handled == [None, None, None]
+    assert [(one.event, one.depth) for one in events[-2:]] == [("run", 0), ("end", 0)]
+
+
+def nested(depth: int) -> Iterator[int]:
+    """Drives generators of its own kind in every way."""
+    if not depth:
+        try:
+            yield 0
+        except ValueError:
+            yield 1
+        return
+    inner = nested(depth - 1)
+    next(inner)
+    inner.throw(ValueError("caught"))
+    yield depth
+    inner.close()
+    other = nested(0)
+    next(other)
+    try:
+        other.throw(KeyError("not caught"))
+    except KeyError:
+        depth += 1
+    yield depth
+
+
+@pytest.mark.parametrize("more", [{}, {"locals": True}], ids=str)
+def test_generators_of_one_function_that_drive_each_other(look: Look, either: None, more: dict[str, Any]) -> None:
+    events = look(lambda: [*nested(1)], nested, **more)
+    assert [(one.event, one.depth) for one in events if one.event not in ("set", "del")] == [
+        ("run", 0), ("run", 1), ("yield", 1), ("resume", 1), ("yield", 1), ("yield", 0), ("resume", 0), ("resume", 1),
+        ("end", 1), ("run", 1), ("yield", 1), ("resume", 1), ("raise", 1), ("yield", 0), ("resume", 0), ("end", 0),
+    ]  # fmt: skip
+    said = [(one.name, one.old, one.new) for one in events if one.event in ("set", "del")]
+    assert said == (
+        [("inner", None, "<generator>"), ("other", None, "<generator>"), ("depth", "1", "2")] if more else []
+    )

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 
-from meshwright.observe.watch.assemble import OP, Added, call, put_together
+from meshwright.observe.watch.assemble import OP, Added, call, put_together, unless
 from meshwright.observe.watch.hooks import Hooks
 from meshwright.observe.watch.points import decode
 
@@ -92,7 +92,8 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
             added[one.start].before += call(leave, top, (OP["LOAD_CONST"], load(one.at)))
         elif one.op == OP["YIELD_VALUE"]:
             added[one.start].before += call(suspend, top, (OP["LOAD_CONST"], load(one.at)))
-    return put_together(code, body, added, tuple(constants), on_raise)
+    otherwise = unless(load(RecursionError), load(hooks.missed))
+    return put_together(code, body, added, tuple(constants), on_raise, otherwise)
 
 
 def _first_argument(code: CodeType) -> tuple[int, int]:
