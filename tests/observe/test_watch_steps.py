@@ -396,3 +396,32 @@ def test_generators_of_one_function_that_drive_each_other(look: Look, either: No
     assert said == (
         [("inner", None, "<generator>"), ("other", None, "<generator>"), ("depth", "1", "2")] if more else []
     )
+
+
+class Finally:
+    def raises(self) -> None:
+        try:
+            raise KeyError("x")
+        finally:
+            self.x = 1
+
+    def pauses(self) -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            self.y = 1
+
+
+def test_lines_of_a_finally_that_an_exception_leaves(look: Look, either: None) -> None:
+    def work() -> None:
+        subject = Finally()
+        with pytest.raises(KeyError):
+            subject.raises()
+        made = subject.pauses()
+        next(made)
+        made.close()  # type: ignore[attr-defined]
+
+    events = look(work, Finally, attributes=True)
+    lines = {one.name: int(one.at.rpartition(":")[2]) for one in events if one.event == "set"}
+    first = Finally.raises.__code__.co_firstlineno
+    assert lines == {"Finally.x": first + 4, "Finally.y": first + 10}

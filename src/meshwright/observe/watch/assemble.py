@@ -20,7 +20,7 @@ from meshwright.observe.watch.points import BACKWARD, JUMPS, Instruction
 OP = dis.opmap
 _CACHES = getattr(dis, "_inline_cache_entries", ())
 _ROW = re.compile(rb"[\x80-\xff][\x00-\x7f]*", re.DOTALL)  # of the table of positions: only a first byte is marked
-_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, a call of two
+_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, its place, a call
 
 
 class Added:
@@ -58,7 +58,7 @@ _NULL = _bytes(OP["PUSH_NULL"], 0)
 
 
 def unless(error: int, missed: int) -> bytes:
-    """Where a hook itself has raised, with an exception under way: [what was handled before, that exception, the new one].
+    """Where a hook itself has raised, with an exception under way: [..., what was handled before, that one, the new one].
 
     An error of this kind, among the constants, is dropped: the list `missed` gets one item more, and the program's own
     exception goes on. Any other (an interrupt) goes on in its place.
@@ -66,7 +66,7 @@ def unless(error: int, missed: int) -> bytes:
     drop = (
         _all(("POP_TOP", 0), ("LOAD_CONST", missed), ("LOAD_CONST", error), ("LIST_APPEND", 1), ("POP_TOP", 0)) + _AGAIN
     )
-    other = _all(("SWAP", 3), ("POP_EXCEPT", 0), ("POP_TOP", 0), ("RERAISE", 0))
+    other = _all(("SWAP", 3), ("POP_EXCEPT", 0), ("POP_TOP", 0), ("RERAISE", 1))
     ask = _all(("LOAD_CONST", error), ("CHECK_EXC_MATCH", 0), ("POP_JUMP_FORWARD_IF_TRUE", len(other) // 2))
     return ask + other + drop
 
@@ -75,8 +75,9 @@ def _all(*instructions: tuple[str, int]) -> bytes:
     return b"".join(_bytes(OP[name], arg) for name, arg in instructions)
 
 
-# the exception goes on as it came: restore what was handled before, and raise without a new traceback line
-_AGAIN = _all(("SWAP", 2), ("POP_EXCEPT", 0), ("RERAISE", 0))
+# The exception goes on as it came: restore what was handled before, and raise without a new traceback line; the frame
+# says that it was left where the exception came from.
+_AGAIN = _all(("SWAP", 2), ("POP_EXCEPT", 0), ("RERAISE", 1))
 
 
 def put_together(
@@ -107,9 +108,9 @@ def put_together(
         raw += _bytes(OP["PUSH_EXC_INFO"], 0) + on_raise + _AGAIN + otherwise
         first = moved.label(next(one.end for one in body if one.op == OP["RESUME"]))
         gaps = _gaps(first, end, sorted((start, stop) for start, stop, *_ in table))
-        table += [(start, stop, end, 0, False) for start, stop in gaps]
+        table += [(start, stop, end, 0, True) for start, stop in gaps]
         called = end + 2 + len(on_raise)
-        table += [(end + 2, called, called + len(_AGAIN), 2, False)] if otherwise else []
+        table += [(end + 2, called, called + len(_AGAIN), 3, False)] if otherwise else []
     return code.replace(
         co_code=bytes(raw),
         co_consts=constants,
