@@ -17,6 +17,7 @@ from meshwright.observe.watch.points import decode
 Make = Callable[[CodeType], Hooks]
 _PLACES = frozenset((OP["RESUME"], OP["RETURN_VALUE"], OP["YIELD_VALUE"]))  # where calls begin, end and pause
 FRAMES_UP = 1  # hooks are called by the watched frame itself
+_LEFT: dict[tuple[int, int], tuple[FunctionType, CodeType, CodeType]] = {}  # hooks of watches that have ended
 
 
 class Rewritten:
@@ -61,8 +62,17 @@ class Rewritten:
     def remove(self) -> None:
         while self._old:
             function, old, new = self._old.pop()
-            if function.__code__ is new:  # else another watch has begun since, and stands on ours
-                function.__code__ = old
+            if function.__code__ is new:
+                function.__code__ = _beneath(function, old)
+            else:  # another watch has begun since, and stands on ours: it takes both away
+                _LEFT[id(function), id(new)] = function, new, old
+
+
+def _beneath(function: FunctionType, code: CodeType) -> CodeType:
+    """The code without the hooks of watches that have ended before the one that stood on them."""
+    while (left := _LEFT.pop((id(function), id(code)), None)) is not None:
+        code = left[2]
+    return code
 
 
 def hooked(code: CodeType, hooks: Hooks) -> CodeType:
