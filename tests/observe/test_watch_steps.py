@@ -425,3 +425,24 @@ def test_lines_of_a_finally_that_an_exception_leaves(look: Look, either: None) -
     lines = {one.name: int(one.at.rpartition(":")[2]) for one in events if one.event == "set"}
     first = Finally.raises.__code__.co_firstlineno
     assert lines == {"Finally.x": first + 4, "Finally.y": first + 10}
+
+
+class Swapped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.several = [torch.zeros(2)]
+
+    def swap(self) -> None:
+        self.weight.data = torch.zeros(3)
+        self.several[0].data = torch.zeros(4)
+
+
+def test_tensors_in_a_dict_or_list_that_get_other_memory(look: Look, either: None) -> None:
+    """As a module's parameters, whose versions do not count that."""
+    subject = Swapped()
+    events = look(lambda: subject.swap(), Swapped, attributes=True)
+    assert [(one.name, one.new) for one in events if one.event == "set"] == [
+        ("Swapped._parameters", "dict of 1, ['weight'] = Parameter[3] float32 cpu v0"),
+        ("Swapped.several", "list of 1, [0] = Tensor[4] float32 cpu v0"),
+    ]

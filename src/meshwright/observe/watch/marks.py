@@ -97,11 +97,7 @@ class _Tensor(Mark):
             self._layout = kind, shape, value.dtype, value.device
         except Exception as error:
             shape, self._layout = None, undescribed(kind, error)
-        try:
-            memory = value.data_ptr()
-        except Exception:  # sparse ones have none
-            memory = None
-        self.checker = makers().known_tensor(self._version, shape, memory)
+        self.checker = makers().known_tensor(self._version, shape, _memory(value))
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -113,6 +109,14 @@ class _Tensor(Mark):
 
     def since(self, old: object, value: Any) -> str:
         return self.text
+
+
+def _memory(tensor: Any) -> int | None:
+    """Where it lies; None of those that cannot be asked."""
+    try:
+        return tensor.data_ptr() if type(tensor).__name__ in ORDINARY else None
+    except Exception:  # sparse ones have none
+        return None
 
 
 def _of_tensor(value: Any) -> tuple[object, ...]:
@@ -132,7 +136,7 @@ def _of_bytes(value: Any) -> tuple[object, ...]:
 
 
 class _Items(Mark):
-    """Of a list, dict, set or deque; of tensors in it also their versions."""
+    """Of a list, dict, set or deque; of tensors in it also their versions and memory."""
 
     __slots__ = ("_known", "counts", "ids", "is_dict", "keys", "length", "tensors")
     _known: Any  # of C or of known.py; None where that cannot be asked
@@ -143,7 +147,7 @@ class _Items(Mark):
         self.keys: list[Any] = []
         self.ids: list[int] = []
         self.tensors: list[int] = []
-        self.counts: list[int] = []
+        self.counts: list[tuple[int, int | None]] = []
         self._known = None
         if self.length:  # most of a module's dicts are empty
             self._look_inside(value)
@@ -158,12 +162,15 @@ class _Items(Mark):
         self._count(items, type(value) in _IN_ORDER and self.length <= LOOKED_AT)
 
     def _count(self, items: list[Any], short: bool) -> None:
-        self.counts = [version(items[i]) for i in self.tensors]
+        self.counts = self._counted(items)
         make, of_tensor = makers()[:2]
         checkers: list[Inside] = [None] * len(items)
-        for i, count in zip(self.tensors, self.counts, strict=True):
-            checkers[i] = of_tensor(count, None, None)
+        for i, (count, memory) in zip(self.tensors, self.counts, strict=True):
+            checkers[i] = of_tensor(count, None, memory)
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
+
+    def _counted(self, items: list[Any]) -> list[tuple[int, int | None]]:
+        return [(version(items[i]), _memory(items[i])) for i in self.tensors]
 
     def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
         """The first keys of a dict, and the items, of one moment."""
@@ -182,7 +189,7 @@ class _Items(Mark):
         keys, items = self._copied(value)
         if [*map(id, items)] != self.ids or not all(map(is_, keys, self.keys)):
             return False
-        return [version(items[i]) for i in self.tensors] == self.counts
+        return self._counted(items) == self.counts
 
     def since(self, old: object, value: Any) -> str:
         if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):
@@ -209,7 +216,7 @@ class _Items(Mark):
         end = f" (the first {LOOKED_AT} compared)" if self.length > LOOKED_AT else ""
         return shorten(", ".join((describe(value, brief=True), *said, *gone[:4]))) + end
 
-    def _by_label(self) -> dict[Any, tuple[int, int | None]]:
+    def _by_label(self) -> dict[Any, tuple[int, tuple[int, int | None] | None]]:
         counts = dict(zip(self.tensors, self.counts, strict=True))
         return {
             label: (self.ids[i], counts.get(i))
