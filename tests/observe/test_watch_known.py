@@ -167,3 +167,14 @@ def test_functions_that_a_call_made_are_watched_wherever_they_are(
         del user.used  # type: ignore[attr-defined]
     events = look_in(tmp_path)(lambda: functions[0](), f"pack_{held}.made")
     assert [one.name for one in events if one.event == "run"] == ["around.<locals>.inner"]
+
+
+@pytest.mark.skipif(not compiled(), reason="C cannot be built here")
+def test_c_refuses_lists_that_do_not_fit() -> None:
+    """It would read behind their end."""
+    makers = Makers(*(compiled() or ()))
+    for keys, ids, checkers in [(["a"], [1, 2], [None, None]), (None, [1, 2], [None]), (["a"], [1], [])]:
+        with pytest.raises(ValueError, match="lists of one length"):
+            makers.known(keys, ids, checkers)
+    with pytest.raises(TypeError, match="3 arguments are needed"):
+        makers.known(None, [])  # type: ignore[call-arg]

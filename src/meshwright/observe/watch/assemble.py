@@ -20,7 +20,7 @@ from meshwright.observe.watch.points import BACKWARD, JUMPS, Instruction
 OP = dis.opmap
 _CACHES = getattr(dis, "_inline_cache_entries", ())
 _ROW = re.compile(rb"[\x80-\xff][\x00-\x7f]*", re.DOTALL)  # of the table of positions: only a first byte is marked
-_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, a call of two
+_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, its place, a call
 
 
 class Added:
@@ -57,10 +57,41 @@ def _bytes(op: int, arg: int) -> bytes:
 _NULL = _bytes(OP["PUSH_NULL"], 0)
 
 
+def unless(error: int, missed: int) -> bytes:
+    """Where a hook itself has raised, with an exception under way: [..., what was handled before, that one, the new one].
+
+    An error of this kind, among the constants, is dropped: the list `missed` gets one item more, and the program's own
+    exception goes on. Any other (an interrupt) goes on in its place.
+    """
+    drop = (
+        _all(("POP_TOP", 0), ("LOAD_CONST", missed), ("LOAD_CONST", error), ("LIST_APPEND", 1), ("POP_TOP", 0)) + _AGAIN
+    )
+    other = _all(("SWAP", 3), ("POP_EXCEPT", 0), ("POP_TOP", 0), ("RERAISE", 1))
+    ask = _all(("LOAD_CONST", error), ("CHECK_EXC_MATCH", 0), ("POP_JUMP_FORWARD_IF_TRUE", len(other) // 2))
+    return ask + other + drop
+
+
+def _all(*instructions: tuple[str, int]) -> bytes:
+    return b"".join(_bytes(OP[name], arg) for name, arg in instructions)
+
+
+# The exception goes on as it came: restore what was handled before, and raise without a new traceback line; the frame
+# says that it was left where the exception came from.
+_AGAIN = _all(("SWAP", 2), ("POP_EXCEPT", 0), ("RERAISE", 1))
+
+
 def put_together(
-    code: CodeType, body: Sequence[Instruction], added: dict[int, Added], constants: tuple[object, ...], on_raise: bytes
+    code: CodeType,
+    body: Sequence[Instruction],
+    added: dict[int, Added],
+    constants: tuple[object, ...],
+    on_raise: bytes,
+    otherwise: bytes = b"",
 ) -> CodeType:
-    """The code with what is added, by the bytes of instructions; what leaves it as an exception passes `on_raise`."""
+    """The code with what is added, by the bytes of instructions.
+
+    What leaves it as an exception passes `on_raise`, and `otherwise` where that raises itself.
+    """
     jumps = [one for one in body if one.op in JUMPS]
     moved = _Moved(added, jumps)
     old, edges = code.co_code, [*moved.places, len(code.co_code)]
@@ -74,12 +105,12 @@ def put_together(
     end = len(raw)
     table = _handlers(code, moved)
     if on_raise:
-        # the exception goes on as it came: restore what was handled before, and raise without a new traceback line
-        last = ((OP["SWAP"], 2), (OP["POP_EXCEPT"], 0), (OP["RERAISE"], 0))
-        raw += _bytes(OP["PUSH_EXC_INFO"], 0) + on_raise + b"".join(_bytes(*one) for one in last)
+        raw += _bytes(OP["PUSH_EXC_INFO"], 0) + on_raise + _AGAIN + otherwise
         first = moved.label(next(one.end for one in body if one.op == OP["RESUME"]))
         gaps = _gaps(first, end, sorted((start, stop) for start, stop, *_ in table))
-        table += [(start, stop, end, 0, False) for start, stop in gaps]
+        table += [(start, stop, end, 0, True) for start, stop in gaps]
+        called = end + 2 + len(on_raise)
+        table += [(end + 2, called, called + len(_AGAIN), 3, False)] if otherwise else []
     return code.replace(
         co_code=bytes(raw),
         co_consts=constants,

@@ -11,6 +11,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *key, *thing, *seen, *names;  // the latter three may be NULL
     long long start;
+    void *frame;  // the identity of the frame that runs it; NULL where that is not asked
 } Call;
 
 // `Parts` of steps.py, in its order; all are held.
@@ -57,10 +58,10 @@ static void forget_thread(PyObject *object) {
     PyObject_Free(object);
 }
 
-static Call *new_call(PyObject *key) {
+static Call *new_call(PyObject *key, void *frame) {
     Call *self = PyObject_New(Call, &CallType);
     if (!self) return NULL;
-    self->key = Py_NewRef(key), self->thing = self->seen = self->names = NULL, self->start = 0;
+    self->key = Py_NewRef(key), self->thing = self->seen = self->names = NULL, self->start = 0, self->frame = frame;
     return self;
 }
 

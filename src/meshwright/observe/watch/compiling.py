@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.observe.watch.later import Awaited
 
 _COMPILER = "torch._dynamo"
+_ACTIVE: list[Uncompiled] = []  # watches may end in any order: the last one puts back what the first one found
 
 
 class Uncompiled:
@@ -40,12 +41,16 @@ class Uncompiled:
         """Mistakes are raised again."""
         self._awaited.__exit__()
         if self._config is not None:
-            self._config.suppress_errors = self._before
+            _ACTIVE.remove(self)
+            if not _ACTIVE:
+                self._config.suppress_errors = self._before
 
     def _imported(self, module: ModuleType) -> None:
         self._config = importlib.import_module(f"{_COMPILER}.config")
         self._skip = importlib.import_module(f"{_COMPILER}.eval_frame").skip_code
-        self._before, self._config.suppress_errors = self._config.suppress_errors, True
+        self._before = _ACTIVE[0]._before if _ACTIVE else self._config.suppress_errors
+        self._config.suppress_errors = True
+        _ACTIVE.append(self)
         _leave_us_out()
         for code in self._codes:
             self._skip(code)

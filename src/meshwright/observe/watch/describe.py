@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from types import MethodType
 from typing import Any
@@ -33,10 +34,10 @@ def describe(value: Any, *, brief: bool = False) -> str:
     if is_tensor(value):
         return tensor_text(value)
     if kind in _CONTAINERS:
-        items = list(islice(value, 9))
+        items = first_of(value, 9)
         few = len(items) < 9 and all(type(one) in PLAIN for one in items)
         if few and not brief and kind is dict:
-            few = all(type(one) in PLAIN for one in value.values())
+            few = all(type(one) in PLAIN for one in first_of(value.values(), 9))
         return shorten(repr(value)) if few and not brief else f"{kind.__name__} of {len(value)}"
     if is_array(value):
         return f"ndarray{list(value.shape)} {value.dtype}"
@@ -50,9 +51,14 @@ def thing_text(value: Any) -> str:
     ('<print>', '<dict>', '<object>')
     """
     kind: Any = type(value)
-    if _has_name(kind) or ("__qualname__" in getattr(value, "__dict__", ()) and callable(value)):
+    if _has_name(kind):
         return f"<{getattr(value, '__qualname__', kind.__name__)}>"
-    return f"<{kind.__name__}>"
+    try:
+        held = object.__getattribute__(value, "__dict__")
+        name = held.get("__qualname__", kind.__name__) if callable(value) else kind.__name__
+    except Exception:  # it has none, or a property of the program's makes it
+        name = kind.__name__
+    return f"<{name}>"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -75,10 +81,21 @@ def shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
+def first_of(items: Iterable[Any], count: int, tries: int = 8) -> list[Any]:
+    """The first items, of one moment: another thread may be changing what holds them."""
+    try:
+        return list(islice(items, count))
+    except RuntimeError:  # it got larger or smaller on the way
+        if tries == 1:
+            raise
+        return first_of(items, count, tries - 1)
+
+
 def is_tensor(value: object) -> bool:
+    """By its kind: `isinstance` would ask a property `__class__` of the program's."""
     torch = sys.modules.get("torch")  # a value is a tensor only where somebody else has imported torch
     kind = getattr(torch, "Tensor", None)
-    if kind is None or not isinstance(value, kind):
+    if kind is None or not issubclass(type(value), kind):
         return False
     if type(value).__name__ in ORDINARY:
         _TENSORS.add(type(value))
@@ -88,16 +105,28 @@ def is_tensor(value: object) -> bool:
 def is_array(value: object) -> bool:
     numpy = sys.modules.get("numpy")
     kind = getattr(numpy, "ndarray", None)
-    return kind is not None and isinstance(value, kind)
+    return kind is not None and issubclass(type(value), kind)
 
 
 def tensor_text(value: Any) -> str:
+    try:
+        return f"{_layout(value)} v{version(value)}"
+    except Exception as error:
+        return f"{undescribed(type(value).__name__, error)} v{version(value)}"
+
+
+def undescribed(kind: str, error: Exception) -> str:
+    """Of a tensor that does not say its shape, as nested ones and parameters without a size."""
+    return f"<{kind} not described: {type(error).__name__}>"
+
+
+def _layout(value: Any) -> str:
     kind = type(value).__name__
     if kind in ORDINARY:
-        return f"{layout_text(kind, value.shape, value.dtype, value.device)} v{version(value)}"
+        return layout_text(kind, value.shape, value.dtype, value.device)
     placed = getattr(value, "placements", None)
     where = f" {', '.join(map(str, placed))}" if placed is not None else ""
-    return f"{kind}{list(value.shape)} {_kind_text(value.dtype, value.device)}{where} v{version(value)}"
+    return f"{kind}{list(value.shape)} {_kind_text(value.dtype, value.device)}{where}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -114,5 +143,5 @@ def version(value: Any) -> int:
     """How often a tensor was changed in place."""
     try:
         return value._version  # type: ignore[no-any-return]
-    except RuntimeError:  # inference tensors do not count
+    except Exception:  # inference tensors do not count
         return -1

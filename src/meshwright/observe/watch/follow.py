@@ -26,9 +26,10 @@ class Call(msgspec.Struct, eq=False):
     thing: object  # its first argument, where that is followed
     seen: Seen | None
     names: Snapshot | None  # of its local variables
+    frame: int  # the identity of the frame that runs it
 
     def __getitem__(self, index: int) -> object:
-        return (self.key, self.start)[index]
+        return (self.key, self.start, self.frame)[index]
 
 
 class Follower:

@@ -6,11 +6,11 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns, time_ns
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from meshwright.observe.watch.events import Event
@@ -30,6 +30,7 @@ class Hooks:
     point: Callable[[Point], None] | None = None  # something may have changed
     points: dict[int, Point] = field(default_factory=dict)  # where that is called: byte of the instruction after it
     wants_self: bool = False
+    missed: list[object] = field(default_factory=list)  # grows when `raised` could not be called: too many calls
 
 
 class Recorder:
@@ -91,9 +92,12 @@ class CallsOnly:
     def __init__(self, recorder: Recorder, code: CodeType) -> None:
         self._recorder, self._code, self._key = recorder, code, object()
         self._name, self._at, self._pauses = code.co_qualname, place(code), pauses(code)
+        self._missed, self._dropped = list[object](), dict[int, int]()  # the latter by thread: how many were seen to
 
     def hooks(self) -> Hooks:
-        return Hooks(self._enter(), self._leave(), self._suspend, self._resume, self._raised)
+        # which of several generators runs is told by its frame, for which others need not pay
+        enter, leave = (self._started, self._returned) if self._pauses else (self._enter(), self._leave())
+        return Hooks(enter, leave, self._suspend, self._resume, self._raised, missed=self._missed)
 
     def _enter(self) -> Callable[[object], None]:
         recorder, local, emit, now = self._recorder, self._recorder.local, self._recorder.emit, perf_counter_ns
@@ -115,12 +119,13 @@ class CallsOnly:
     def _leave(self) -> Callable[[object, int], None]:
         recorder, local, emit, now = self._recorder, self._recorder.local, self._recorder.emit, perf_counter_ns
         shift, name, key, buffer, otherwise = recorder.shift, self._name, self._key, recorder.stream.buffer, self._stop
+        missed = self._missed
 
         def leave(_: object, __: int) -> None:
             time = now() + shift
             thread = getattr(local, "thread", None) or recorder.thread()
             calls = thread.calls
-            if not calls or calls[-1][0] is not key or not recorder.on:
+            if not calls or calls[-1][0] is not key or missed or not recorder.on:
                 otherwise("end")
                 return
             start = calls.pop()[1]
@@ -130,15 +135,21 @@ class CallsOnly:
 
         return leave
 
+    def _returned(self, _: object, __: int) -> None:
+        self._stop("end")
+
     def _suspend(self, _: object, __: int) -> None:
         self._stop("yield", where=self._at)
 
-    def _resume(self) -> None:
+    def _started(self, _: object) -> None:
+        self._resume("run")
+
+    def _resume(self, event: str = "resume") -> None:
         thread = self._recorder.thread()
         if self._recorder.on:
             time = self._recorder.now()
-            self._recorder.emit(Event("resume", time, 0, thread.name, len(thread.calls), self._name, self._at))
-            thread.calls.append((self._key, time))
+            self._recorder.emit(Event(event, time, 0, thread.name, len(thread.calls), self._name, self._at))
+            thread.calls.append((self._key, time, running(self._code)))
 
     def _raised(self, error: BaseException | None = None) -> None:
         gone = error or sys.exc_info()[1]
@@ -150,15 +161,44 @@ class CallsOnly:
     def _stop(self, event: str, text: str = "", where: str = "") -> None:
         """The way out that is not the usual one."""
         thread = self._recorder.thread()
-        if self._pauses and not (thread.calls and thread.calls[-1][0] is self._key):
+        frame = running(self._code) if self._pauses else None
+        if self._pauses and call_of(thread.calls, self._key, frame) is None:
             self._resume()  # it paused, and was woken by `throw` or `close`
+        if self._missed:
+            self._drop(thread)
         time = self._recorder.now()
-        began = pop(thread.calls, self._key)
+        began = pop(thread.calls, self._key, frame)
         if self._recorder.on and began is not None:  # else it began before the watch did
             depth, duration = len(thread.calls), time - began[1]
             self._recorder.emit(Event(event, time, 0, thread.name, depth, self._name, where, duration, text=text))
             if len(self._recorder.stream.buffer) >= FULL:
                 self._recorder.stream.write()
+
+    def _drop(self, thread: Thread) -> None:
+        """Calls that were left when there were too many to tell us; what is above the last goes with it."""
+        if self._dropped.get(id(thread)) == len(self._missed):
+            return
+        missed = len(self._missed)
+        there = sum(one[0] is self._key for one in thread.calls) - sum(1 for _ in frames_of(self._code))
+        for _ in range(there):
+            pop(thread.calls, self._key)
+        self._dropped[id(thread)] = missed  # last: this may be one call too many, too
+
+
+def frames_of(code: CodeType) -> Iterator[FrameType]:
+    """Those of this thread that run the code, the last one first; its hooks make it another object."""
+    frame: FrameType | None = sys._getframe(1)
+    wanted = code.co_firstlineno, code.co_qualname, code.co_filename
+    while frame is not None:
+        one = frame.f_code
+        if (one.co_firstlineno, one.co_qualname, one.co_filename) == wanted:
+            yield frame
+        frame = frame.f_back
+
+
+def running(code: CodeType) -> int:
+    """The identity of the frame that runs it: of several generators of one function every one has its own."""
+    return id(next(frames_of(code), None))
 
 
 def pauses(code: CodeType) -> bool:
@@ -166,10 +206,15 @@ def pauses(code: CodeType) -> bool:
     return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
-def pop(calls: list[Any], key: object) -> Any:
-    """The call of this key, and out with what lies above it; None where it began before the watch."""
+def call_of(calls: list[Any], key: object, frame: int | None) -> Any:
+    """The call of this frame; None where it has not begun, as far as we know."""
+    return next((one for one in reversed(calls) if one[0] is key and one[2] == frame), None)
+
+
+def pop(calls: list[Any], key: object, frame: int | None = None) -> Any:
+    """The call of this key, and frame, and out with what lies above it; None where it began before the watch."""
     for i in range(len(calls) - 1, -1, -1):
-        if calls[i][0] is key:
+        if calls[i][0] is key and (frame is None or calls[i][2] == frame):
             found = calls[i]
             del calls[i:]
             return found

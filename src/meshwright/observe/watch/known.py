@@ -42,7 +42,7 @@ class Known:
 
     def same(self, value: Any) -> bool:
         values = [*value] if self._keys is None else [*value.values()]
-        if [*map(id, values)] != self._ids or not (self._keys is None or all(map(is_, value, self._keys))):
+        if [*map(id, values)] != self._ids or not (self._keys is None or all(map(is_, [*value], self._keys))):
             return False
         if self._empty is not None and any(map(len, self._empty(values))):
             return False

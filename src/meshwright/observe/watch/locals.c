@@ -16,6 +16,8 @@ static PyObject *variable(View view, PyObject *name, Py_ssize_t place) {
 }
 
 static void close_view(View view) {}
+
+static void *frame_id(Steps *self, PyObject *frame) { return view_of(self, frame); }
 #endif
 
 // The frame whose code calls us, `up` frames from what Python sees of that; held.
@@ -45,6 +47,13 @@ static PyObject *variable(View view, PyObject *name, Py_ssize_t place) {
 }
 
 static void close_view(View view) { Py_DECREF(view); }
+
+// Only of generators: of several of one function, which is it? Else it would cost more than it tells.
+static void *frame_id(Steps *self, PyObject *given) {
+    PyObject *frame = !self->pauses ? NULL : given ? Py_NewRef(given) : watched_frame(self);
+    Py_XDECREF(frame);
+    return frame;
+}
 #endif
 
 // What a variable held: it is held on until the next look, as `f_locals` does, so that no other gets its identity.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -18,11 +17,13 @@ from meshwright.observe.watch.describe import (
     ORDINARY,
     PLAIN,
     describe,
+    first_of,
     is_array,
     is_tensor,
     layout_text,
     shorten,
     thing_text,
+    undescribed,
     version,
 )
 from meshwright.observe.watch.known import EMPTY, Inside, makers
@@ -89,27 +90,40 @@ class _Tensor(Mark):
     checker: Any
 
     def __init__(self, value: Any) -> None:
-        self.value_id, shape, self._version = id(value), value.shape, version(value)
+        self.value_id, self._version, kind = id(value), version(value), type(value).__name__
+        self._layout: tuple[Any, ...] | str
         try:
-            memory = value.data_ptr()
-        except RuntimeError:  # sparse ones have none
-            memory = None
-        self.checker = makers().known_tensor(self._version, shape, memory)
-        self._layout = type(value).__name__, shape, value.dtype, value.device
+            shape = value.shape
+            self._layout = kind, shape, value.dtype, value.device
+        except Exception as error:
+            shape, self._layout = None, undescribed(kind, error)
+        self.checker = makers().known_tensor(self._version, shape, _memory(value))
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        return f"{layout_text(*self._layout)} v{self._version}"
+        layout = self._layout if isinstance(self._layout, str) else layout_text(*self._layout)
+        return f"{layout} v{self._version}"
 
     def same(self, value: Any) -> bool:
         return bool(self.checker.same(value))
 
     def since(self, old: object, value: Any) -> str:
-        return f"{layout_text(*self._layout)} v{self._version}"
+        return self.text
+
+
+def _memory(tensor: Any) -> int | None:
+    """Where it lies; None of those that cannot be asked."""
+    try:
+        return tensor.data_ptr() if type(tensor).__name__ in ORDINARY else None
+    except Exception:  # sparse ones have none
+        return None
 
 
 def _of_tensor(value: Any) -> tuple[object, ...]:
-    return version(value), value.shape
+    try:
+        return version(value), value.shape
+    except Exception:  # a parameter without a size
+        return (version(value),)
 
 
 def _of_array(value: Any) -> tuple[object, ...]:
@@ -122,25 +136,25 @@ def _of_bytes(value: Any) -> tuple[object, ...]:
 
 
 class _Items(Mark):
-    """Of a list, dict, set or deque; of tensors in it also their versions."""
+    """Of a list, dict, set or deque; of tensors in it also their versions and memory."""
 
     __slots__ = ("_known", "counts", "ids", "is_dict", "keys", "length", "tensors")
     _known: Any  # of C or of known.py; None where that cannot be asked
 
     def __init__(self, value: Any) -> None:
-        self.value_id, self.length, self.is_dict = id(value), len(value), isinstance(value, dict)
+        self.value_id, self.length, self.is_dict = id(value), len(value), issubclass(type(value), dict)
         self.text = (None if self.length else _EMPTY_TEXTS.get(type(value))) or describe(value)
         self.keys: list[Any] = []
         self.ids: list[int] = []
         self.tensors: list[int] = []
-        self.counts: list[int] = []
+        self.counts: list[tuple[int, int | None]] = []
         self._known = None
         if self.length:  # most of a module's dicts are empty
             self._look_inside(value)
 
     def _look_inside(self, value: Any) -> None:
-        self.keys = list(islice(value, LOOKED_AT)) if self.is_dict else []
-        items = self._items(value)
+        self.keys, items = self._copied(value)
+        self.length = max(len(value), LOOKED_AT) if len(items) == LOOKED_AT else len(items)  # as of this moment
         self.ids = [*map(id, items)]
         self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
         if self.length > LOOKED_AT:
@@ -148,15 +162,20 @@ class _Items(Mark):
         self._count(items, type(value) in _IN_ORDER and self.length <= LOOKED_AT)
 
     def _count(self, items: list[Any], short: bool) -> None:
-        self.counts = [version(items[i]) for i in self.tensors]
+        self.counts = self._counted(items)
         make, of_tensor = makers()[:2]
         checkers: list[Inside] = [None] * len(items)
-        for i, count in zip(self.tensors, self.counts, strict=True):
-            checkers[i] = of_tensor(count, None, None)
+        for i, (count, memory) in zip(self.tensors, self.counts, strict=True):
+            checkers[i] = of_tensor(count, None, memory)
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
-    def _items(self, value: Any) -> list[Any]:
-        return list(islice(value.values() if self.is_dict else value, LOOKED_AT))
+    def _counted(self, items: list[Any]) -> list[tuple[int, int | None]]:
+        return [(version(items[i]), _memory(items[i])) for i in self.tensors]
+
+    def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
+        """The first keys of a dict, and the items, of one moment."""
+        items = first_of(value.items() if self.is_dict else value, LOOKED_AT)
+        return ([key for key, _ in items], [one for _, one in items]) if self.is_dict else ([], items)
 
     @property
     def checker(self) -> Inside:  # type: ignore[override]
@@ -167,25 +186,25 @@ class _Items(Mark):
             return bool(self._known.same(value))
         if len(value) != self.length or not self.length:
             return len(value) == self.length
-        items = self._items(value)
-        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+        keys, items = self._copied(value)
+        if [*map(id, items)] != self.ids or not all(map(is_, keys, self.keys)):
             return False
-        return [version(items[i]) for i in self.tensors] == self.counts
+        return self._counted(items) == self.counts
 
     def since(self, old: object, value: Any) -> str:
         if not isinstance(old, _Items) or old.value_id != self.value_id or not isinstance(value, list | dict | deque):
             return self.text
         before, after = old._by_label(), self._by_label()
-        items = dict(zip(after, self._items(value), strict=False))
-        changed = [(key, items[key]) for key, one in after.items() if before.get(key) != one]
+        items = dict(zip(after, self._copied(value)[1], strict=False))
+        changed = [(key, items[key]) for key, one in after.items() if key in items and before.get(key) != one]
         return self._told(value, changed, [f"no [{describe(key)}]" for key in old.keys if key not in value])
 
     def again(self, value: Any) -> str:
         """Where only tensors in it were changed in place."""
         if not self.tensors or isinstance(value, set) or len(value) != self.length:
             return ""
-        items, before = self._items(value), self.counts
-        if [*map(id, items)] != self.ids or not all(map(is_, value if self.is_dict else (), self.keys)):
+        (keys, items), before = self._copied(value), self.counts
+        if [*map(id, items)] != self.ids or not all(map(is_, keys, self.keys)):
             return ""
         self._count(items, self._known is not None)
         both = zip(self.tensors, before, self.counts, strict=True)
@@ -197,7 +216,7 @@ class _Items(Mark):
         end = f" (the first {LOOKED_AT} compared)" if self.length > LOOKED_AT else ""
         return shorten(", ".join((describe(value, brief=True), *said, *gone[:4]))) + end
 
-    def _by_label(self) -> dict[Any, tuple[int, int | None]]:
+    def _by_label(self) -> dict[Any, tuple[int, tuple[int, int | None] | None]]:
         counts = dict(zip(self.tensors, self.counts, strict=True))
         return {
             label: (self.ids[i], counts.get(i))

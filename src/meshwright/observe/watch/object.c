@@ -31,7 +31,7 @@ static Entry *entry_of(Known *known, PyObject *name) {
 // 'Class.name': its old value, then its new one, which are plain.
 static int say_attribute(Steps *self, PyObject *thing, PyObject *name, PyObject *old, PyObject *value, Where *where) {
     PyObject *of = PyObject_GetAttr((PyObject *)Py_TYPE(thing), s_name);
-    PyObject *full = of ? PyUnicode_FromFormat("%U.%U", of, name) : NULL;
+    PyObject *full = of ? PyUnicode_FromFormat("%S.%U", of, name) : NULL;
     PyObject *before = full ? text_of(self, old) : NULL, *after = before ? text_of(self, value) : NULL;
     int failed = !after || say_set(self, full, before, after, where) < 0;
     Py_XDECREF(of);
@@ -41,31 +41,34 @@ static int say_attribute(Steps *self, PyObject *thing, PyObject *name, PyObject 
     return failed ? -1 : 0;
 }
 
+typedef struct {
+    PyObject *name, *old, *value, *marks;
+} Stored;
+
 // Where it has another plain value in place of a plain one; 0 where that is not so, and somebody else has to look.
-static int say_plain(Steps *self, Call *call, PyObject *items, Known *known, PyObject *marks, PyObject *name, Where *where) {
-    PyObject *value = PyDict_GetItemWithError(items, name), *old = value ? PyDict_GetItemWithError(marks, name) : NULL;
-    Entry *entry = old ? entry_of(known, name) : NULL;
-    if (!entry || kind_of(self, value) != PLAIN || kind_of(self, old) != PLAIN) return PyErr_Occurred() ? -1 : 0;
-    if (old == value) return 1;
-    int equal = equal_plain(old, value);
-    if (equal < 0) return -1;
-    fill(entry, name, value, Py_None);
-    known->tag = 0;
+static int say_plain(Steps *self, Call *call, Known *known, Stored it, Where *where) {
+    if (kind_of(self, it.value) != PLAIN || kind_of(self, it.old) != PLAIN) return PyErr_Occurred() ? -1 : 0;
+    if (it.old == it.value) return 1;
+    int equal = equal_plain(it.old, it.value);
+    Entry *entry = equal < 0 ? NULL : entry_of(known, it.name);  // after all that may run other code
+    if (!entry) return equal < 0 ? -1 : 0;
+    fill(entry, it.name, it.value, Py_None);
     if (equal) return 1;
-    Py_INCREF(value);  // another thread may take them away
-    Py_INCREF(old);
-    int failed = PyDict_SetItem(marks, name, value) < 0 || say_attribute(self, call->thing, name, old, value, where) < 0;
-    Py_DECREF(value);
-    Py_DECREF(old);
-    return failed ? -1 : 1;
+    if (PyDict_SetItem(it.marks, it.name, it.value) < 0) return -1;
+    return say_attribute(self, call->thing, it.name, it.old, it.value, where) < 0 ? -1 : 1;
 }
 
 // Of one attribute that was stored, in a plain dict; 0 as above.
 static int say_stored(Steps *self, Call *call, PyObject *items, Known *known, PyObject *stored, Where *where) {
     if (!self->quiet || PyTuple_GET_SIZE(stored) != 1 || !PyDict_CheckExact(items)) return 0;
-    PyObject *marks = PyObject_GetAttr(call->seen, s_marks);
-    int said = marks ? say_plain(self, call, items, known, marks, PyTuple_GET_ITEM(stored, 0), where) : -1;
+    PyObject *marks = PyObject_GetAttr(call->seen, s_marks), *name = PyTuple_GET_ITEM(stored, 0);
+    // held: another thread may take them away
+    PyObject *value = marks ? Py_XNewRef(PyDict_GetItemWithError(items, name)) : NULL;
+    PyObject *old = value ? Py_XNewRef(PyDict_GetItemWithError(marks, name)) : NULL;
+    int said = old ? say_plain(self, call, known, (Stored){name, old, value, marks}, where) : PyErr_Occurred() ? -1 : 0;
     Py_XDECREF(marks);
+    Py_XDECREF(value);
+    Py_XDECREF(old);
     return said;
 }
 

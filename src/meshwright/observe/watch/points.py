@@ -38,7 +38,7 @@ _LOADS_LAST = _ops(("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", 
 _LOADS = _ops(("LOAD_FAST", "LOAD_FAST_BORROW"))
 _IN_PLACE = frozenset(i for i, (_, text) in enumerate(getattr(dis, "_nb_ops", ())) if text.endswith("="))
 _BINARY, _COPY, _SWAP = dis.opmap["BINARY_OP"], dis.opmap["COPY"], dis.opmap["SWAP"]
-_LOAD_ATTR, _PUSH_EXC_INFO = dis.opmap["LOAD_ATTR"], dis.opmap["PUSH_EXC_INFO"]
+_LOAD_ATTR, _PUSH_EXC_INFO, _RERAISE = dis.opmap["LOAD_ATTR"], dis.opmap["PUSH_EXC_INFO"], dis.opmap["RERAISE"]
 Holds = Callable[[str], bool]
 
 
@@ -135,8 +135,8 @@ def _points_of_run(
     frame, whole, inner, ever = False, False, False, False
     for i in range(first, end):
         one = body[i]
-        if one.op in JUMPS:
-            if body[first].start <= one.target() <= body[end - 1].start:
+        if one.op in JUMPS or one.op == _RERAISE:  # the latter leaves a `finally`: the exception is of another line
+            if one.op in JUMPS and body[first].start <= one.target() <= body[end - 1].start:
                 inner = True
             elif stored or frame or whole:
                 found[one.start] = Point(line, tuple(dict.fromkeys(stored)), frame, whole)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 
-from meshwright.observe.watch.assemble import OP, Added, call, put_together
+from meshwright.observe.watch.assemble import OP, Added, call, put_together, unless
 from meshwright.observe.watch.compiling import Uncompiled
 from meshwright.observe.watch.hooks import Hooks
 from meshwright.observe.watch.points import decode
@@ -18,6 +18,7 @@ from meshwright.observe.watch.points import decode
 Make = Callable[[CodeType], Hooks]
 _PLACES = frozenset((OP["RESUME"], OP["RETURN_VALUE"], OP["YIELD_VALUE"]))  # where calls begin, end and pause
 FRAMES_UP = 1  # hooks are called by the watched frame itself
+_LEFT: dict[tuple[int, int], tuple[FunctionType, CodeType, CodeType]] = {}  # hooks of watches that have ended
 
 
 class Rewritten:
@@ -65,8 +66,17 @@ class Rewritten:
         self._uncompiled.end()
         while self._old:
             function, old, new = self._old.pop()
-            if function.__code__ is new:  # else another watch has begun since, and stands on ours
-                function.__code__ = old
+            if function.__code__ is new:
+                function.__code__ = _beneath(function, old)
+            else:  # another watch has begun since, and stands on ours: it takes both away
+                _LEFT[id(function), id(new)] = function, new, old
+
+
+def _beneath(function: FunctionType, code: CodeType) -> CodeType:
+    """The code without the hooks of watches that have ended before the one that stood on them."""
+    while (left := _LEFT.pop((id(function), id(code)), None)) is not None:
+        code = left[2]
+    return code
 
 
 def hooked(code: CodeType, hooks: Hooks) -> CodeType:
@@ -96,7 +106,8 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
             added[one.start].before += call(leave, top, (OP["LOAD_CONST"], load(one.at)))
         elif one.op == OP["YIELD_VALUE"]:
             added[one.start].before += call(suspend, top, (OP["LOAD_CONST"], load(one.at)))
-    return put_together(code, body, added, tuple(constants), on_raise)
+    otherwise = unless(load(RecursionError), load(hooks.missed))
+    return put_together(code, body, added, tuple(constants), on_raise, otherwise)
 
 
 def _first_argument(code: CodeType) -> tuple[int, int]:

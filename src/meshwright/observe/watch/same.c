@@ -10,7 +10,6 @@ typedef struct {
     int is_list;
     Py_ssize_t count, room;
     Entry *entries;
-    uint64_t tag;  // of the dict when it was last compared
 } Known;
 
 static PyTypeObject KnownType;
@@ -27,15 +26,8 @@ static int inside_differs(PyObject *checker, PyObject *value) {
     return said ? unequal(said, Py_True) : -1;
 }
 
-// A number that no dict has had before it was changed to what it is now; 0 where Python does not keep one.
-static uint64_t tag_of(PyObject *dict) {
-#if PY_VERSION_HEX < 0x030C0000
-    return ((PyDictObject *)dict)->ma_version_tag;
-#else
-    return 0;
-#endif
-}
-
+// Every time all of them: a dict's version tells less, since Python 3.11 counts it up only after what an attribute held is
+// gone, and what runs until then (a destructor, another thread) would find a dead one here. Runs no code of the program.
 static int identities_differ(Known *self, PyObject *value) {
     Entry *entry = self->entries, *end = entry + self->count;
     if (self->is_list) {
@@ -45,11 +37,9 @@ static int identities_differ(Known *self, PyObject *value) {
         return 0;
     }
     if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != self->count) return 1;
-    if (self->tag && self->tag == tag_of(value)) return 0;
     PyObject *key, *one;
     for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &one); entry++)
         if (entry == end || key != entry->key || one != entry->value) return 1;
-    self->tag = tag_of(value);
     return 0;
 }
 
@@ -136,17 +126,20 @@ static int reserve(Known *self, Py_ssize_t room) {
     return 0;
 }
 
+// What was there is let go at the end: that may run code which moves the entries.
 static void fill(Entry *entry, PyObject *key, void *value, PyObject *checker) {
-    Py_XSETREF(entry->key, Py_NewRef(key));
-    entry->value = value;
-    Py_XSETREF(entry->checker, checker == Py_None ? NULL : Py_NewRef(checker));
+    Entry old = *entry;
+    *entry = (Entry){Py_NewRef(key), value, checker == Py_None ? NULL : Py_NewRef(checker)};
+    Py_XDECREF(old.key);
+    Py_XDECREF(old.checker);
 }
 
 // put(place, key, value, checker)
 static PyObject *put(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Known *self = (Known *)object;
+    if (!given_all(count, 4)) return NULL;
     Py_ssize_t place = PyLong_AsSsize_t(given[0]);
-    self->tag = 0;
+    if (place == -1 && PyErr_Occurred()) return NULL;
     if (place == self->count) {
         if (reserve(self, place + 4) < 0) return NULL;
         self->count++;
@@ -167,15 +160,22 @@ static void forget_known(PyObject *object) {
 
 // known(keys or None, identities, checkers)
 static PyObject *known(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    if (!given_all(count, 3)) return NULL;
     PyObject *keys = given[0], *ids = given[1], *checkers = given[2];
+    int of_list = keys == Py_None, lists = PyList_Check(ids) && PyList_Check(checkers) && (of_list || PyList_Check(keys));
+    Py_ssize_t length = lists ? PyList_GET_SIZE(ids) : -1;
+    if (!lists || PyList_GET_SIZE(checkers) != length || (!of_list && PyList_GET_SIZE(keys) != length)) {
+        PyErr_SetString(PyExc_ValueError, "keys, identities and checkers are lists of one length");
+        return NULL;
+    }
     Known *self = PyObject_New(Known, &KnownType);
     if (!self) return NULL;
-    self->is_list = keys == Py_None, self->count = self->room = 0, self->entries = NULL, self->tag = 0;
-    if (reserve(self, PyList_GET_SIZE(ids)) < 0) {
+    self->is_list = of_list, self->count = self->room = 0, self->entries = NULL;
+    if (reserve(self, length) < 0) {
         Py_DECREF(self);
         return NULL;
     }
-    for (; self->count < PyList_GET_SIZE(ids); self->count++) {
+    for (; self->count < length; self->count++) {
         Py_ssize_t i = self->count;
         PyObject *key = self->is_list ? Py_None : PyList_GET_ITEM(keys, i);
         fill(self->entries + i, key, PyLong_AsVoidPtr(PyList_GET_ITEM(ids, i)), PyList_GET_ITEM(checkers, i));

@@ -10,6 +10,10 @@ static Thread *thread_of(Steps *self, int make) {
         PyErr_Clear();
         if (make) found = PyObject_CallMethodNoArgs(self->is.rare, s_thread);
     }
+    if (found && !Py_IS_TYPE(found, &ThreadType)) {
+        PyErr_Format(PyExc_TypeError, "a thread of C is needed, not %R", found);
+        Py_CLEAR(found);
+    }
     if (found) {
         self->last_id = id;
         Py_XSETREF(self->last, (Thread *)Py_NewRef(found));
@@ -27,25 +31,24 @@ static Thread *thread_to_follow(Steps *self, int make) {
     return thread;
 }
 
-// The last call of this thread, borrowed, where it is one of this code; else NULL.
-static Call *last_call(Steps *self, Thread *thread) {
-    Py_ssize_t count = PyList_GET_SIZE(thread->calls);
-    Call *last = count ? (Call *)PyList_GET_ITEM(thread->calls, count - 1) : NULL;
-    return last && last->key == self->is.key ? last : NULL;
+// The place of this frame's call; -1 where it has not begun, as far as we know. Those above it were left without a word:
+// there were too many calls to tell.
+static Py_ssize_t place_of_call(Steps *self, Thread *thread, void *frame) {
+    Py_ssize_t i = PyList_GET_SIZE(thread->calls) - 1;
+    for (; i >= 0; i--) {
+        Call *call = (Call *)PyList_GET_ITEM(thread->calls, i);
+        if (Py_IS_TYPE(call, &CallType) && call->key == self->is.key && call->frame == frame) break;
+    }
+    return i;
 }
 
-// The call of this code, held, and out with what lies above it; NULL where it began before the watch.
-static Call *pop(Steps *self, Thread *thread) {
-    Py_ssize_t count = PyList_GET_SIZE(thread->calls);
-    for (Py_ssize_t i = count - 1; i >= 0; i--) {
-        Call *call = (Call *)PyList_GET_ITEM(thread->calls, i);
-        if (call->key != self->is.key) continue;
-        Py_INCREF(call);
-        if (PyList_SetSlice(thread->calls, i, count, NULL) == 0) return call;
-        Py_DECREF(call);
-        return NULL;
-    }
-    return NULL;
+// The call of this frame, held, and out with what lies above it; NULL where it began before the watch.
+static Call *pop(Steps *self, Thread *thread, void *frame) {
+    Py_ssize_t i = place_of_call(self, thread, frame);
+    if (i < 0) return NULL;
+    Call *call = (Call *)Py_NewRef(PyList_GET_ITEM(thread->calls, i));
+    if (PyList_SetSlice(thread->calls, i, PyList_GET_SIZE(thread->calls), NULL) < 0) Py_CLEAR(call);
+    return call;
 }
 
 static int look_at_start(Steps *self, Call *call, PyObject *thing, PyObject *frame, Where *where, PyObject **text) {
@@ -64,7 +67,7 @@ static int started(Steps *self, Thread *thread, PyObject *thing, PyObject *event
     Py_ssize_t depth = PyList_GET_SIZE(thread->calls);
     Where where = {thread, depth, s_before, Py_NewRef(self->is.at)};
     PyObject *text = NULL;
-    Call *call = new_call(self->is.key);
+    Call *call = new_call(self->is.key, frame_id(self, frame));
     if (!call) return -1;
     thread->busy = 1;
     int failed = look_at_start(self, call, thing, frame, &where, &text) < 0 && excuse(self, thread) < 0;
@@ -82,7 +85,7 @@ static int started(Steps *self, Thread *thread, PyObject *thing, PyObject *event
 // start(thing, event="run", frame=None)
 static PyObject *start(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Steps *self = (Steps *)object;
-    Thread *thread = thread_to_follow(self, 1);
+    Thread *thread = given_all(count, 1) ? thread_to_follow(self, 1) : NULL;
     if (thread) started(self, thread, given[0], count > 1 ? given[1] : s_run, count > 2 ? given[2] : NULL);
     Py_XDECREF(thread);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -122,10 +125,10 @@ static PyObject *point(PyObject *object, PyObject *point) {
     Steps *self = (Steps *)object;
     Thread *thread = thread_to_follow(self, 0);
     if (!thread) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    Call *call = last_call(self, thread);
-    if (call) {
+    Py_ssize_t place = place_of_call(self, thread, frame_id(self, NULL));
+    if (place >= 0) {
+        Call *call = (Call *)Py_NewRef(PyList_GET_ITEM(thread->calls, place));
         Where where = {thread, PyList_GET_SIZE(thread->calls), s_empty, NULL, PyTuple_GET_ITEM(point, 0)};
-        Py_INCREF(call);
         thread->busy = 1;
         if (look_at_point(self, call, point, &where) < 0) excuse(self, thread);
         thread->busy = 0;
@@ -180,10 +183,11 @@ static int stopped(Steps *self, Thread *thread, Call *call, long long time, Stop
 
 static PyObject *leaving(Steps *self, Stop how) {
     Thread *thread = thread_to_follow(self, 1);
-    if (thread && self->pauses && !last_call(self, thread)) woken(self, thread, how.frame);  // by `throw` or `close`
+    void *frame = frame_id(self, how.frame);
+    if (thread && self->pauses && place_of_call(self, thread, frame) < 0) woken(self, thread, how.frame);  // by `throw`
     if (thread && !PyErr_Occurred()) {
         long long time = now(self);  // before our looking
-        Call *call = time == -1 ? NULL : pop(self, thread);
+        Call *call = time == -1 ? NULL : pop(self, thread, frame);
         if (call && stopped(self, thread, call, time, how) == 0 && PyList_GET_SIZE(self->is.buffer) >= self->full)
             Py_XDECREF(PyObject_CallMethodNoArgs(self->is.rare, s_write));
         Py_XDECREF(call);
@@ -195,11 +199,13 @@ static PyObject *leaving(Steps *self, Stop how) {
 // leave(value, at)
 static PyObject *leave(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Steps *self = (Steps *)object;
+    if (!given_all(count, 2)) return NULL;
     return leaving(self, (Stop){s_end, self->is.returned, given[0], NULL, given[1]});
 }
 
 // stop(event, words, value, frame, at)
 static PyObject *stop(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    if (!given_all(count, 5)) return NULL;
     return leaving((Steps *)object, (Stop){given[0], given[1], given[2], given[3], given[4]});
 }
 
@@ -231,6 +237,7 @@ static Py_ssize_t *numbers(PyObject *tuple) {
 
 // steps(parts)
 static PyObject *new_steps(PyObject *module, PyObject *given) {
+    if (!PyTuple_Check(given) || !given_all(PyTuple_GET_SIZE(given), sizeof(Parts) / sizeof(PyObject *))) return NULL;
     Steps *self = PyObject_New(Steps, &StepsType);
     if (!self) return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof(Steps) - sizeof(PyObject));

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from meshwright.observe.watch.describe import describe
 from meshwright.observe.watch.events import Event
 from meshwright.observe.watch.follow import Call, Follower, Where
-from meshwright.observe.watch.hooks import Recorder, pop
+from meshwright.observe.watch.hooks import Recorder, call_of, pop
 from meshwright.observe.watch.marks import KINDS, kind_of, mark_of
 from meshwright.observe.watch.objects import Seen
 from meshwright.observe.watch.points import Point
@@ -154,16 +154,16 @@ class Steps:
         if thread.busy or not self._recorder.on:
             return
         text, seen, names, where = "", None, None, lambda: (parts.at, len(thread.calls), _BEFORE)
-        frame = frame or (sys._getframe(parts.up) if self._frames or parts.called is not None else None)
+        frame = frame or sys._getframe(parts.up)
         thread.busy = True
         try:
             if parts.first is not None:
                 seen = self._seen(thing)
                 if seen is not None:
                     self._look_at_object(thread, thing, seen, None, where)
-            if frame is not None and self._frames:
+            if self._frames:
                 names = self._look_at_frame(thread, None, frame, where)
-            if frame is not None and parts.called is not None:
+            if parts.called is not None:
                 text = parts.called(parts.name, frame)
         except Exception as error:  # of the program's own __eq__, __len__ or properties
             self._rare.excuse(thread, error)
@@ -171,25 +171,25 @@ class Steps:
             thread.busy = False
         time = parts.now() + parts.shift
         self._emit(Event(event, time, 0, thread.name, len(thread.calls), parts.name, parts.at, text=text))
-        thread.calls.append(Call(parts.key, time, thing if seen is not None else None, seen, names))
+        thread.calls.append(Call(parts.key, time, thing if seen is not None else None, seen, names, id(frame)))
 
     def point(self, where: Point) -> None:
         parts, thread = self._is, getattr(self._is.local, "thread", None)
         if thread is None or thread.busy or not self._recorder.on:
             return
-        call = thread.calls[-1] if thread.calls else None
-        if call is None or call.key is not parts.key:
+        frame = sys._getframe(parts.up)
+        call = call_of(thread.calls, parts.key, id(frame))
+        if call is None:
             if parts.pauses:  # it was woken by `throw`
-                self.wake(sys._getframe(parts.up))
+                self.wake(frame)
             return
         line, stored, in_frame, whole = where
         said = lambda: (f"{parts.file}:{line or self._rare.handled()}", len(thread.calls), "")  # noqa: E731
-        frame = sys._getframe(parts.up) if self._frames and (in_frame or whole) else None
         thread.busy = True
         try:
             if call.seen is not None:
                 self._look_at_object(thread, call.thing, call.seen, None if whole else stored, said)
-            if frame is not None:
+            if self._frames and (in_frame or whole):
                 call.names = self._look_at_frame(thread, call.names, frame, said)
         except Exception as error:
             self._rare.excuse(thread, error)
@@ -208,10 +208,10 @@ class Steps:
         thread, parts = self._recorder.thread(), self._is
         if thread.busy or not self._recorder.on:
             return
-        if parts.pauses and not (thread.calls and thread.calls[-1].key is parts.key):
+        if parts.pauses and call_of(thread.calls, parts.key, id(frame)) is None:
             self.wake(frame)  # by `throw` or `close`
         time = parts.now() + parts.shift  # before our looking
-        call = pop(thread.calls, parts.key)
+        call = pop(thread.calls, parts.key, id(frame))
         if call is None:
             return  # it began before the watch did
         text = self._last_look(thread, call, words, value, frame, at)

@@ -10,11 +10,19 @@ typedef struct {
     unsigned long long memory;
     PyObject *value, *kind, *dtype, *device; // of a mark: its identity, and what its text says; else NULL
     PyObject *text;                          // once somebody has asked
+    PyObject *odd;                           // why it does not say its shape, as nested ones; else NULL
 } KnownTensor;
 
 static PyTypeObject KnownTensorType;
 static PyObject *s_version, *s_shape, *s_data_ptr, *s_same, *s_dtype, *s_device, *s_name;
 static PyObject *layout_text;  // of describe.py
+
+// Of a function that gets so many arguments; 0 with an exception.
+static int given_all(Py_ssize_t count, Py_ssize_t wanted) {
+    if (count >= wanted) return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, not %zd", wanted, count);
+    return 0;
+}
 
 // Of all that ask whether something differs: 0 it is the same, 1 it is not, -1 an exception is set.
 static int unequal(PyObject *now, PyObject *was) {
@@ -28,7 +36,7 @@ static int unequal(PyObject *now, PyObject *was) {
 static long long version_of(PyObject *tensor) {
     PyObject *said = PyObject_GetAttr(tensor, s_version);
     if (!said) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -2;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -2;
         PyErr_Clear();
         return -1;
     }
@@ -41,7 +49,7 @@ static long long version_of(PyObject *tensor) {
 static int memory_of(PyObject *tensor, unsigned long long *memory) {
     PyObject *said = PyObject_CallMethodNoArgs(tensor, s_data_ptr);
     if (!said) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
         PyErr_Clear();
         return 0;
     }
@@ -67,6 +75,7 @@ static void forget_tensor(PyObject *object) {
     Py_XDECREF(self->dtype);
     Py_XDECREF(self->device);
     Py_XDECREF(self->text);
+    Py_XDECREF(self->odd);
     PyObject_Free(object);
 }
 
@@ -78,13 +87,26 @@ static KnownTensor *new_tensor(void) {
 
 // known_tensor(version, shape or None, memory or None)
 static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    KnownTensor *self = new_tensor();
+    KnownTensor *self = given_all(count, 3) ? new_tensor() : NULL;
     if (!self) return NULL;
     self->version = PyLong_AsLongLong(given[0]);
     self->shape = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     self->has_memory = given[2] != Py_None;
     if (self->has_memory) self->memory = PyLong_AsUnsignedLongLong(given[2]);
+    if (PyErr_Occurred()) Py_CLEAR(self);
     return (PyObject *)self;
+}
+
+// Instead of its shape: what came when it was asked for that; -1 where it is none of the program's own and goes on.
+static int take_oddly(KnownTensor *self) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_CLEAR(self->shape);
+    self->odd = kind;
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return 0;
 }
 
 // All that its text says.
@@ -96,6 +118,7 @@ static PyObject *tensor_words(PyObject *value) {
     if (self->version != -2 && (self->shape = PyObject_GetAttr(value, s_shape)) &&
         (self->dtype = PyObject_GetAttr(value, s_dtype)) && (self->device = PyObject_GetAttr(value, s_device)))
         return (PyObject *)self;
+    if (self->version != -2 && take_oddly(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -111,9 +134,13 @@ static PyObject *text_of_mark(PyObject *object) {
     KnownTensor *self = (KnownTensor *)object;
     if (self->text || !self->kind) return self->text ? Py_NewRef(self->text) : PyUnicode_FromString("");
     PyObject *name = PyObject_GetAttr(self->kind, s_name), *layout = NULL, *text = NULL;
-    if (name) layout = PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
+    PyObject *why = self->odd ? PyObject_GetAttr(self->odd, s_name) : NULL;
+    if (name && why) layout = PyUnicode_FromFormat("<%S not described: %S>", name, why);
+    if (name && !self->odd)
+        layout = PyObject_CallFunctionObjArgs(layout_text, name, self->shape, self->dtype, self->device, NULL);
     if (layout) text = PyUnicode_FromFormat("%U v%lld", layout, self->version);
     Py_XDECREF(name);
+    Py_XDECREF(why);
     Py_XDECREF(layout);
     Py_XSETREF(self->text, Py_XNewRef(text));
     return text;
