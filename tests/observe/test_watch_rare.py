@@ -170,7 +170,8 @@ def test_too_many_calls_leave_nothing_behind(look: Look, either: None, more: dic
 
     events = look(work, [endless, caught, subjects.takes], **more)
     assert handled == [None, None, None]
-    assert [(one.event, one.depth) for one in events[-2:]] == [("run", 0), ("end", 0)]
+    if sys.version_info < (3, 12):  # later ones do not tell us of all that were left: docs/watch.md says so
+        assert [(one.event, one.depth) for one in events[-2:]] == [("run", 0), ("end", 0)]
 
 
 def nested(depth: int) -> Iterator[int]:

@@ -73,11 +73,19 @@ class Outline:
         found = self._lambdas.get(name)
         if found is None:
             return
-        body = found.body
-        place = body.lineno, body.end_lineno, body.col_offset, body.end_col_offset
         for one in _all(code):
-            if one.co_name == "<lambda>" and place in one.co_positions():
+            if one.co_name == "<lambda>" and _lies_in(one, found):
                 yield one
+                return  # others are inside it
+
+
+def _lies_in(code: CodeType, node: ast.Lambda) -> bool:
+    """Of several on one line: by columns, which Python 3.12 leaves out where only a constant is returned."""
+    first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    places = [(line, end, left, right) for line, end, left, right in code.co_positions() if line and end and right]
+    return code.co_firstlineno == node.lineno and all(
+        first <= (line, left or 0) and (end, right or 0) <= last for line, end, left, right in places
+    )
 
 
 def _all(code: CodeType) -> Iterator[CodeType]:
