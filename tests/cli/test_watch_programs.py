@@ -167,7 +167,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("B.step", "A.step  family.py:6"), ("D.step", "C.step  family.py:13"), ("two", "<lambda>  family.py:26")],
+    [("B.step", "A.step  family.py:6"), ("D.step", "C.step  family.py:13"), ("two", "<lambda>  x=2  family.py:26")],
 )
 def test_inherited_methods_and_lambdas_of_the_script(meshwright: Run, tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / "family.py").write_text(FAMILY)
