@@ -112,10 +112,15 @@ def test_there_are_enough_plans() -> None:
     assert len(PLANS) + len(FULL) >= 60
 
 
-@pytest.mark.parametrize("shown", ["whole", "packed"])
 @pytest.mark.parametrize(("text", "name"), CASES)
-def test_losses_and_gradients_of_one_process(text: str, name: str, shown: Shown) -> None:
-    check(FULL[text][0] if text in FULL else text, name, shown)
+def test_losses_and_gradients_of_one_process(text: str, name: str) -> None:
+    check(FULL[text][0] if text in FULL else text, name, "packed")
+
+
+# Samples of one document are packed ones without edges inside: a part of the plans shows that.
+@pytest.mark.parametrize(("text", "name"), CASES[1::3])
+def test_whole_samples(text: str, name: str) -> None:
+    check(FULL[text][0] if text in FULL else text, name, "whole")
 
 
 @pytest.mark.parametrize(("text", "name"), CASES[::6])
@@ -138,7 +143,7 @@ def test_backward_passes_that_cannot_be_split(text: str, name: str) -> None:
     check(text, name, "packed", in_one_piece)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     drawn(), st.sampled_from(["llama-deep", "tied-deep", "gpt2-deep", "moe-deep"]), st.sampled_from(["whole", "packed"])
 )
