@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,14 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in {ROOT / "tests" / name for name in LONG})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pools() -> Iterator[None]:
+    """Worlds of processes (tests/run/pool.py) end with the file that wanted them."""
+    yield
+    if pools := sys.modules.get("tests.run.pool"):
+        pools.close_all()
 
 
 @pytest.fixture

@@ -15,8 +15,19 @@ def plain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_threads_that_outlive_the_script_are_watched(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(
+@pytest.fixture
+def watched(meshwright: Run, tmp_path: Path) -> Run:
+    """Watch a program of this text."""
+
+    def run(text: str, *words: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(text)
+        return meshwright("watch", "program.py", *words, timeout=60)
+
+    return run
+
+
+def test_threads_that_outlive_the_script_are_watched(watched: Run) -> None:
+    done = watched(
         "import threading, time\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "def work():\n    time.sleep(0.2)\n    return inner()\n"
@@ -25,7 +36,6 @@ def test_threads_that_outlive_the_script_are_watched(meshwright: Run, tmp_path: 
         "threading.Thread(target=work).start()\n"
         "raise ValueError('first')\n"
     )
-    done = meshwright("watch", "late.py", timeout=60)
     assert done.returncode == 1
     told = [line.split()[-3:-1] for line in done.stderr.splitlines() if "] run " in line or "]   run " in line]
     assert [name for _, name in told].count("inner") == 2
@@ -33,22 +43,21 @@ def test_threads_that_outlive_the_script_are_watched(meshwright: Run, tmp_path: 
     assert done.stderr.index("ValueError: first") < done.stderr.index("end work")
 
 
-def test_waiting_for_threads_can_be_interrupted(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "wait.py").write_text(
+def test_waiting_for_threads_can_be_interrupted(watched: Run, tmp_path: Path) -> None:
+    done = watched(
         "import os, signal, threading, time\n"
         "def work():\n"
         "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(300)\n"
         "threading.Thread(target=work).start()\n"
     )
-    done = meshwright("watch", "wait.py", timeout=60)
-    assert done.returncode == subprocess.run([sys.executable, "wait.py"], cwd=tmp_path, check=False).returncode
+    assert done.returncode == plain(tmp_path, "program.py").returncode
     assert "run work" in done.stderr
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert "meshwright" not in done.stderr
 
 
-def test_the_watch_has_no_thread_that_the_program_sees(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(
+def test_the_watch_has_no_thread_that_the_program_sees(watched: Run) -> None:
+    done = watched(
         "import _thread, threading, time\n"
         "def work():\n    pass\n"
         "thread = threading.Thread(target=work)\nthread.start()\n"
@@ -56,7 +65,6 @@ def test_the_watch_has_no_thread_that_the_program_sees(meshwright: Run, tmp_path
         "_thread.start_new_thread(work, ())\ntime.sleep(0.1)\n"
         "print(threading.enumerate() == [threading.main_thread()])\n"
     )
-    done = meshwright("watch", "alone.py", timeout=60)
     assert done.stdout == "True\n"
     assert "[Dummy-1] run work" in done.stderr
 
@@ -86,18 +94,16 @@ def test_names_of_a_program_are_what_python_says(meshwright: Run, tmp_path: Path
     assert meshwright("watch", *words).stderr.count(" run names  names.py:3\n") == ("linked.py" not in words)
 
 
-def test_exceptions_of_any_kind_show_the_programs_frames_alone(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "stop.py").write_text("class Stop(BaseException):\n    pass\n\nraise Stop('bye')\n")
-    done, alone = meshwright("watch", "stop.py"), plain(tmp_path, "stop.py")
+def test_exceptions_of_any_kind_show_the_programs_frames_alone(watched: Run, tmp_path: Path) -> None:
+    done = watched("class Stop(BaseException):\n    pass\n\nraise Stop('bye')\n")
+    alone = plain(tmp_path, "program.py")
     assert (done.returncode, done.stderr) == (alone.returncode, alone.stderr)
 
 
-def test_the_programs_own_excepthook_and_exit_text(meshwright: Run, tmp_path: Path) -> None:
+def test_the_programs_own_excepthook_and_exit_text(watched: Run) -> None:
     hook = "import sys\nsys.excepthook = lambda *_: print('hooked')\nraise ValueError\n"
-    (tmp_path / "hook.py").write_text(hook)
-    assert meshwright("watch", "hook.py").stdout == "hooked\n"
-    (tmp_path / "leave.py").write_text("import sys\nsys.exit('not today')\n")
-    done = meshwright("watch", "leave.py")
+    assert watched(hook).stdout == "hooked\n"
+    done = watched("import sys\nsys.exit('not today')\n")
     assert (done.returncode, done.stderr) == (1, "not today\n")
 
 
@@ -113,22 +119,19 @@ if "fail" in sys.argv:
 """
 
 
-def test_a_wrong_target_does_not_reach_the_programs_import(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "optional.py").write_text(OPTIONAL)
+def test_a_wrong_target_does_not_reach_the_programs_import(watched: Run, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
     for word, code in (("pass", 2), ("fail", 7)):
-        done = meshwright("watch", "optional.py", "-t", "helper:tripel", "--", word)
+        done = watched(OPTIONAL, "-t", "helper:tripel", "--", word)
         assert (done.returncode, done.stdout) == (code, "4\n")
         assert done.stderr == "error: target: there is no 'tripel' in 'helper' (valid: double)\n"
 
 
-def test_a_module_that_is_imported_again_is_watched_again(meshwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "again.py").write_text(
-        "import importlib, helper\nhelper.double(1)\nimportlib.reload(helper)\nhelper.double(1)\nhelper.kept()\n"
-    )
+def test_a_module_that_is_imported_again_is_watched_again(watched: Run, tmp_path: Path) -> None:
+    program = "import importlib, helper\nhelper.double(1)\nimportlib.reload(helper)\nhelper.double(1)\nhelper.kept()\n"
     kept = "if 'kept' not in globals():\n    def kept():\n        pass\n"  # is the old one then, and watched already
     (tmp_path / "helper.py").write_text(f"def double(x):\n    return 2 * x\n{kept}")
-    done = meshwright("watch", "again.py", "-t", "helper", "-t", "helper:double")
+    done = watched(program, "-t", "helper", "-t", "helper:double")
     assert (done.returncode, done.stderr.count("run double"), done.stderr.count("end double")) == (0, 2, 2)
     assert done.stderr.count("run kept") == done.stderr.count("end kept") == 1
 

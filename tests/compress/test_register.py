@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,9 @@ from meshwright.compress.language import half
 from meshwright.compress.sync import Choice, PeerLost, Synchroniser, Traffic, register, register_sharded
 from meshwright.errors import InputError
 from tests.compress.test_sync import answers, losing  # noqa: F401
-from tests.run.pool import Pool, close_all, pool
+from tests.run.pool import Pool, pool
 
 PLAIN = Auto((Way(Choice()),), every=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def model(wide: int = 64) -> nn.Sequential:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,9 @@ from meshwright.errors import InputError
 from tests.compress.test_sync import answers as answers_of
 from tests.compress.test_sync import losing  # noqa: F401
 from tests.compress.tiny import Tiny, Whole
-from tests.run.pool import Pool, close_all, pool
+from tests.run.pool import Pool, pool
 
 Numbers = dict[str, np.ndarray]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def module() -> nn.Sequential:

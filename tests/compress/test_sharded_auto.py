@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,11 @@ from meshwright.compress.decide.rehearse import Rehearsal
 from meshwright.compress.sync import Choice, Traffic, register_sharded
 from meshwright.errors import InputError
 from tests.compress.test_sharded import reduced
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 # Twice the steps: that a busy machine makes sums slower must not make it pay, a link that is hundreds of times slower must.
 WAYS = (Way(Choice()), Way(Choice(codec("int4"), "scatter"), 2.0), Way(Choice(codec("powersgd", rank=4))))
 MOST = 30  # steps in which a slower link must have been noticed
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def model() -> nn.Sequential:

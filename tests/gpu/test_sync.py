@@ -5,7 +5,6 @@ Compared with means in float64 that one process computes, and with the CPU's own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from meshwright.compress import codec, codecs
 from meshwright.compress.sync import Choice, Gradients, Options, Synchroniser, register
 from meshwright.compress.sync.shards import ShardSynchroniser
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 SHAPES = ((300, 70), (3,), (40_000,), (1,), (200, 300))
@@ -26,12 +25,6 @@ COUNTS = tuple(int(np.prod(shape)) for shape in SHAPES)
 ALL = Gradients(tuple("abcde"), SHAPES)
 TOPOLOGIES = ("gather", "scatter", "ring", "tree")
 ONE_ROUND = [name for name, one in codecs().items() if one.rounds == 1]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def gradient(rank: int, step: int) -> torch.Tensor:

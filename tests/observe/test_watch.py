@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import signal
@@ -13,18 +12,12 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright.errors import InputError
 from meshwright.observe.watch.events import read
 from tests.observe import subjects
-from tests.observe.seen import Look, look_in, short
+from tests.observe.seen import Look, short
 from tests.observe.subjects import Child, Counter, Renamed, Sides, Slotted, Table
 
 HERE = "tests.observe.subjects"
-
-
-@pytest.fixture
-def look(tmp_path: Path) -> Look:
-    return look_in(tmp_path)
 
 
 def test_calls_nest_and_take_time(look: Look) -> None:
@@ -185,84 +178,6 @@ def test_other_threads(look: Look) -> None:
     assert by_thread == {
         f"worker-{i}": ["run factorial", "  run factorial", "  end factorial", "end factorial"] for i in range(3)
     }
-
-
-@pytest.mark.parametrize("more", [{}, {"attributes": True}, {"wrapper": "plain"}])
-def test_generators_run_once(look: Look, more: dict[str, object]) -> None:
-    """Fault 5: yields are no new calls."""
-    events = look(lambda: list(subjects.numbers()), f"{HERE}:numbers", **more)
-    assert [one.event for one in events] == ["run", "yield", "resume", "yield", "resume", "end"]
-
-
-def test_generators_interleave(look: Look) -> None:
-    def work() -> None:
-        first, second = subjects.numbers(), subjects.numbers()
-        next(first), next(second), next(first)
-        list(second)
-
-    events = look(work, subjects.numbers)
-    assert {one.depth for one in events} == {0}
-    calls = ["run", "yield", "run", "yield", "resume", "yield", "resume", "yield", "resume", "end"]
-    assert [one.event for one in events[: len(calls)]] == calls
-
-
-@pytest.mark.parametrize("more", [{}, {"wrapper": "plain"}])
-def test_generators_are_closed(look: Look, more: dict[str, object]) -> None:
-    """Inside a `try`: elsewhere Python 3.13 does not run a generator again to close it."""
-
-    def work() -> None:
-        generator = subjects.echo()
-        next(generator)
-        generator.close()
-
-    events = look(work, subjects.echo, **more)
-    assert [one.event for one in events] == ["run", "yield", "resume", "end"]
-    assert events[-1].text == "closed"
-
-
-def test_generators_that_are_thrown_into_go_on(look: Look) -> None:
-    heard = []
-
-    def work() -> None:
-        generator = subjects.echo()
-        next(generator)
-        heard.append(generator.send("hello"))
-        heard.append(generator.throw(KeyError("x")))
-        heard.append(generator.send("again"))
-        with pytest.raises(ValueError, match="y"):
-            generator.throw(ValueError("y"))
-
-    events = look(work, f"{HERE}:echo", locals=True)
-    assert heard == ["heard hello", "heard error 'x'", "heard again"]
-    calls = [one.event for one in events if one.event not in ("set", "del")]
-    assert calls == ["run", *["yield", "resume"] * 4, "raise"]
-
-
-def test_generator_methods_see_their_object(look: Look) -> None:
-    found = short(look(lambda: list(Counter(1).each(1)), f"{HERE}:Counter.each", attributes=True))
-    assert found[-2:] == ["  set Counter.count 1 -> 55", "end Counter.each"]
-
-
-def test_context_managers_pass_exceptions(look: Look) -> None:
-    def work() -> None:
-        with pytest.raises(ZeroDivisionError), subjects.guarded():
-            _ = 1 / 0
-
-    found = short(look(work, [f"{HERE}:guarded", f"{HERE}:factorial"]))
-    assert found[-1] == "raise guarded ZeroDivisionError: division by zero"
-    assert len([line for line in found if "run guarded" in line]) == 1
-
-
-def test_coroutines(look: Look) -> None:
-    answer = []
-    events = look(
-        lambda: answer.append(asyncio.run(subjects.gather())), [subjects.gather, subjects.wait], wrapper="plain"
-    )
-    assert answer == [[1, 2]]
-    waits = [one.event for one in events if one.name == "wait"]
-    assert waits.count("run") == waits.count("end") == 2
-    assert waits.count("yield") == waits.count("resume") == 2
-    assert sorted(one.text for one in events if one.name == "wait" and one.event == "end") == ["-> 1", "-> 2"]
 
 
 def test_no_signal_handlers_and_nothing_on_the_terminal(look: Look, capfd: pytest.CaptureFixture[str]) -> None:
@@ -446,77 +361,6 @@ def test_watches_that_do_not_nest(tmp_path: Path) -> None:
     assert subjects.factorial(3) == 6
     assert not (tmp_path / "a.rank0.jsonl").exists()
     assert len(read(str(tmp_path / "b.rank0.jsonl"))) == 2 + 6
-
-
-@pytest.mark.parametrize(
-    ("targets", "said"),
-    [
-        (f"{HERE}:Countr", "there is no 'Countr'"),
-        (f"{HERE}:Counter.ad", "did you mean Counter.add"),
-        (f"{HERE}:LIMIT", "no Python code"),
-        ("no_such_module_anywhere:x", "cannot be imported"),
-        ("json:", "names nothing"),
-        (len, "no Python code to watch"),
-        (3, "no Python code to watch"),
-        ("errno", "defines no Python functions"),
-    ],
-)
-def test_targets_that_are_not_there(targets: object, said: str) -> None:
-    with pytest.raises(InputError, match=said), meshwright.watch(targets):
-        pass
-
-
-def test_the_message_names_what_is_there() -> None:
-    with pytest.raises(InputError) as seen, meshwright.watch(f"{HERE}:Countr"):
-        pass
-    assert "Counter.add" in seen.value.valid
-    assert "did you mean Counter" in str(seen.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"ranks": [-1]}, "ranks"),
-        ({"ranks": 1}, "ranks"),
-        ({"ranks": []}, "ranks"),
-        ({"attributes": 3}, "attributes"),
-        ({"locals": [""]}, "locals"),
-        ({"wrapper": "tensors"}, "wrapper"),
-        ({"wrapper": "json:nothing"}, "wrapper"),
-        ({"wrapper": object()}, "wrapper"),
-        ({"output": "/no/such/folder/run"}, "output"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, object], field: str) -> None:
-    with pytest.raises(InputError) as seen:
-        meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
-    assert seen.value.field == field
-
-
-class Demanding:
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    def call(self, name: str, frame: object) -> str:
-        return self.how
-
-
-@pytest.mark.parametrize(
-    ("options", "field", "said"),
-    [
-        (
-            {"wrapper": Demanding},
-            "wrapper",
-            "raises TypeError.*missing 1 required.*valid: a class that is made without",
-        ),
-        ({"output": 5}, "output", "is 5 .valid: a name for files"),
-        ({"output": b"run"}, "output", "valid: a name for files"),
-    ],
-)
-def test_options_that_cannot_be_used_say_what_can(options: dict[str, object], field: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as seen:
-        meshwright.watch(subjects.factorial, **options)  # type: ignore[arg-type]
-    assert seen.value.field == field
 
 
 def test_a_watch_can_begin_again(tmp_path: Path) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 from tests.conftest import Run
-from tests.observe.seen import Look, look_in, short
-from tests.observe.test_watch_steps import EITHER
+from tests.observe.seen import Look, short
 
 
 class Net(nn.Module):
@@ -38,14 +35,7 @@ class Net(nn.Module):
         self.inner = nn.Identity()
 
 
-@pytest.fixture(params=EITHER)
-def either(request: pytest.FixtureRequest) -> Iterator[None]:
-    with request.param():
-        yield
-
-
-def test_parameters_and_buffers_are_followed_by_name(tmp_path: Path, either: None) -> None:
-    look: Look = look_in(tmp_path)
+def test_parameters_and_buffers_are_followed_by_name(look: Look, either: None) -> None:
     net = Net()
     assert short(look(net.step, Net.step, attributes=["weight", "total", "steps", "inner"])) == [
         "run Net.step",

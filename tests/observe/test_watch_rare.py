@@ -5,26 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.observe import subjects
-from tests.observe.seen import Look, look_in
-from tests.observe.test_watch_steps import EITHER
-
-
-@pytest.fixture
-def look(tmp_path: Path) -> Look:
-    return look_in(tmp_path)
-
-
-@pytest.fixture(params=EITHER)
-def either(request: pytest.FixtureRequest) -> Iterator[None]:
-    with request.param():
-        yield
+from tests.observe.seen import Look
 
 
 class Handle:

@@ -6,9 +6,7 @@ import copy
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -19,9 +17,8 @@ import meshwright
 from meshwright.observe.watch.compiled import compiled
 from meshwright.observe.watch.events import Event
 from tests.observe import subjects, variables
-from tests.observe.seen import Look, look_in, without_compiler
+from tests.observe.seen import Look, without_compiler
 
-EITHER = [pytest.param(without_compiler, id="python"), *([pytest.param(nullcontext, id="c")] if compiled() else [])]
 OPTIONS: list[dict[str, Any]] = [
     {"attributes": True},
     {"locals": True},
@@ -32,17 +29,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"attributes": ["a", "count"], "locals": ["n*", "x", "got"]},
     {"locals": True, "wrapper": "memory"},
 ]
-
-
-@pytest.fixture
-def look(tmp_path: Path) -> Look:
-    return look_in(tmp_path)
-
-
-@pytest.fixture(params=EITHER)
-def either(request: pytest.FixtureRequest) -> Iterator[None]:
-    with request.param():
-        yield
 
 
 def without_times(events: list[Event]) -> list[tuple[Any, ...]]:

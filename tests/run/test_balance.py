@@ -13,7 +13,7 @@ from meshwright.run.models.balance import balance_loss
 from meshwright.run.weights import write_weights
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 
 def test_the_loss_and_gradients_of_transformers(tmp_path: object) -> None:
@@ -59,7 +59,6 @@ def test_routers_are_corrected_by_what_experts_got_under_any_plan() -> None:
     for table, world in (("dp=1", 1), ("dp=2,ep=2", 2), ("tp=2,sp=true,ep=2", 2), ("dp=2,zero=3,recompute=full", 2)):
         for found in pool(world).run(corrected, table):
             torch.testing.assert_close(found, expected)
-    close_all()
 
 
 def test_value_by_hand() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from meshwright.run.optimizers.choose import optimizer_for, optimizer_named, upd
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 PAIRS = [
     ("dp=2,zero=1", "tp=2,sp=true", "llama"),
@@ -30,12 +29,6 @@ PAIRS = [
     ("dp=4,zero=3,zero_group=2", "stages of one and three processes", "llama-tied"),
     ("dp=1", "tp=2,sp=false", "deepseek-v3"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def trained(

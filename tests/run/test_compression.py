@@ -21,7 +21,7 @@ from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.refusals import refuse
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, by_one_process, optimizer_of, plan_of, world_of
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 PLANS = [
     ("dp=2", "llama"),
@@ -37,12 +37,6 @@ PLANS = [
     ("dp=2,ring=2", "llama"),
     ("dp=4,ep=2", "qwen3-moe"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def packed(table: str, config: dict[str, Any], algorithm: str, layers: str = "embed..head", **options: Any) -> Any:

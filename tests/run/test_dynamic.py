@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,10 @@ from meshwright.errors import InputError
 from meshwright.run.dynamic import CHECKS, EVERY, Dynamic, Level
 from meshwright.run.models.linear import Product
 from meshwright.run.rounding import Rounding, Watch
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 GOOD, BAD = Rounding(0.0, 0.2), Rounding(0.5, 0.2)
 MIDDLE = Rounding(0.03, 0.4)  # between low and high
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def gradients(wide: bool, seed: int = 0) -> Tensor:

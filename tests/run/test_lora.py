@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from meshwright.run.weights import read_weights, write_weights
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, STEPS, batches, nonzero, on_a_rank, optimizer_of, plan_of, values_of, world_of
 from tests.run.plans import FULL, pipeline, span, stage
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 RANK = 4
 FULL_ALONE = {  # stages that have nothing to train: the embedding, and the head
@@ -51,12 +50,6 @@ PLANS: dict[str, tuple[str, ...]] = {
 }
 TABLES: dict[str, Any] = {title: table for title, (table, _) in FULL.items()}
 TABLES["stages with nothing to train"] = FULL_ALONE
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 @pytest.mark.parametrize(("text", "name"), [(text, name) for text, names in PLANS.items() for name in names])

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional
 
 from meshwright.run.collectives import Line
 from meshwright.run.linear_loss import linear_loss
-from tests.run.pool import close_all, pool
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
+from tests.run.pool import pool
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

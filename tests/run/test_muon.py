@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,9 @@ from meshwright.run.optimizers.muon import orthogonal
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 RATE, DECAY = 1e-2, 0.1
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def by_hand(u: torch.Tensor) -> torch.Tensor:

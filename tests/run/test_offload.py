@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from meshwright.run.recompute import recompute
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import pipeline, span, stage
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 TOKENS = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(3))
 
@@ -30,12 +29,6 @@ TOKENS = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(3
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "LEAST", 0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def gradients(decoder: Decoder) -> dict[str, torch.Tensor]:

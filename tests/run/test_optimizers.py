@@ -123,7 +123,6 @@ def weights_after(table: dict[str, Any], config: dict[str, Any]) -> dict[str, to
 @pytest.mark.parametrize(("table", "name"), [({"dp": 2, "zero": 0}, "llama"), ({"pp": 2}, "llama-tied")])
 def test_copies_round_by_the_same_chances(table: dict[str, Any], name: str) -> None:
     one, other = pool(2).run(weights_after, table, CONFIGS[name])
-    close_all()
     both = set(one) & set(other)
     assert "embed.tokens.weight" in both
     for key in both:

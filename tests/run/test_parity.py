@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from meshwright.run.models import Context, build
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, STEPS, Shown, batches, on_a_rank, plan_of, world_of
 from tests.run.plans import FULL, drawn
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 PLANS = {
     "dp=2": ("llama", "gpt2", "qwen3-moe", "deepseek-v3"),
@@ -92,12 +92,6 @@ PLANS = {
 }
 CASES = [(text, name) for text, names in PLANS.items() for name in names]
 CASES += [(title, name) for title, (_, names) in FULL.items() for name in names]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def check(table: str | dict[str, Any], name: str, shown: Shown, run: Callable[..., Any] = on_a_rank) -> None:

@@ -6,7 +6,6 @@ parameters, states and activations on the host, pipelines across kinds of device
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import meshwright as mw
 from tests.run.families import CONFIGS
 from tests.run.parity import on_a_rank, plan_of, world_of
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 _LARGE = {
     "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000, "n_embd": 4096, "n_positions": 131072,
@@ -42,12 +41,6 @@ JOBS = [  # model, devices, the part of their memory that there is, sequence
     ("llama-deep", "8xrtx-4090", 0.3, 131072),
     ("gpt2-deep", "4x2xrtx-4090", 0.5, 8192),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 @cache

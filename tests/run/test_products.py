@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,9 @@ from meshwright.run.products import linear, scaled
 from meshwright.run.torch_private import scaled_mm
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, optimizer_of, plan_of, world_of
-from tests.run.pool import close_all, pool
+from tests.run.pool import pool
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pools() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def drawn(*shape: int, seed: int = 0, wide: float = 2.0) -> Tensor:

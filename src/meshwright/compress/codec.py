@@ -125,18 +125,15 @@ def codec(name: str, **options: Any) -> Codec:
     if name not in known:
         raise InputError(f"unknown codec '{name}'", field="codec", valid=", ".join(sorted(known)))
     found = known[name]
+    made = replace(found, options={**found.options, **options})
     for option, value in options.items():
-        if option not in found.options:
-            valid = ", ".join(found.options) or "none: it has no options"
-            raise InputError(f"unknown option '{option}'", field=name, valid=valid)
         _check_kind(name, option, value, found.options[option])
-    every = {**found.options, **options}
     if found.check is not None:
         try:
-            found.check(**every)
+            found.check(**made.options)
         except InputError as wrong:
             raise InputError(wrong.problem, field=f"{name}.{wrong.field}", valid=wrong.valid) from None
-    return replace(found, options=every)
+    return made
 
 
 def unusual(given: Codec) -> dict[str, Any]:

@@ -40,13 +40,11 @@ class Errors:
         every = list({id(way.choice.codec): way.choice.codec for way in auto.ways if way.choice.codec}.values())
         self._single = [kind for kind in every if kind.rounds == 1]
         self._several = [kind for kind in every if kind.rounds > 1]
-        self._own: dict[
-            Unit, list[list[float]]
-        ] = {}  # of each gradient of this process: |g|, and lost by every single one
+        # of each gradient of this process: |g|, and lost by every single one
+        self._own: dict[Unit, list[list[float]]] = {}
         self._mean: dict[Unit, list[list[float]]] = {}  # of each mean: its norm, and lost by every other codec
-        self._bounds: dict[
-            Unit, dict[int, list[tuple[float, float]]]
-        ] = {}  # once, and for each encoding of a sum besides
+        # once, and for each encoding of a sum besides
+        self._bounds: dict[Unit, dict[int, list[tuple[float, float]]]] = {}
 
     def look(self, place: int, gradients: Gradients, flat: Tensor) -> None:
         """At a bucket of this process, before it is summed."""

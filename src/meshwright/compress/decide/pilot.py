@@ -237,9 +237,10 @@ class Pilot:
         times, self._unprobed, self._calm = byte / messages.byte, 0.0, seconds
         self.link = self.link.slower(times)
         self._probe = probe_of(self.link)
-        if abs(times - 1) > _OFF:
+        turned = abs(times - 1) > _OFF
+        if turned:
             self._exact_extra, self._patience = inf, 0
-        return abs(times - 1) > _OFF
+        return turned
 
     def _change(self, facts: Facts, stamp: Stamp, *, anew: bool) -> None:
         """Decide anew, where there is reason to; what is done now stays unless something else is clearly better."""

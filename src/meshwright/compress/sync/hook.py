@@ -216,21 +216,24 @@ class Synchroniser:
     def _told(self, error: Exception) -> Exception:
         return self._witness.verdict(error.fault) if isinstance(error, Failed) else self._witness.confess(error)
 
+    @property
+    def _kept(self) -> dict[str, Memory]:
+        """What lasts from step to step, by its name in checkpoints."""
+        return {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
+
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on, for a checkpoint: keys must be names then. Views: copy what is to last."""
-        kept = {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
-        found = {f"{what}/{key}": one for what, memory in kept.items() for key, one in memory.kept.items()}
+        found = {f"{what}/{key}": one for what, memory in self._kept.items() for key, one in memory.kept.items()}
         return {"counters": torch.tensor([self.step, self._tag]), **found}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state`, before the first bucket is submitted."""
         if "counters" not in state:
             raise InputError("has no counters", field="state", valid="what `state()` has given")
-        kept = {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
         for name, value in state.items():
             what, _, key = name.partition("/")
             if key:
-                kept[what].kept[key] = value
+                self._kept[what].kept[key] = value
         self.step, self._tag = map(int, state["counters"])
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ class Rewritten:
 
     def __init__(self, make: Make) -> None:
         self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
+        self._hooked: dict[int, CodeType] = {}  # by id: a code that has our hooks gets no others
         self._uncompiled = Uncompiled()
 
     def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
@@ -53,9 +54,10 @@ class Rewritten:
                 done[id(code)] = code.replace(co_consts=constants)
             else:
                 done[id(code)] = code
-            if id(code) in wanted:
-                done[id(code)] = hooked(done[id(code)], self._make(code))
-                self._uncompiled.add(done[id(code)])
+            if id(code) in wanted and id(code) not in self._hooked:
+                new = done[id(code)] = hooked(done[id(code)], self._make(code))
+                self._hooked[id(new)] = new
+                self._uncompiled.add(new)
         return done[id(code)]
 
     def run(self, code: CodeType, codes: Iterable[CodeType], namespace: dict[str, object]) -> None:

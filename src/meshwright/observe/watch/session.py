@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Iterable
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, shorten
@@ -58,7 +57,6 @@ class Watch:
         self._stream: Stream | None = None
         self._recorder: Recorder | None = None
         self._backend: Monitored | None = None
-        self._hooked = weakref.WeakSet[FunctionType]()  # those whose code is another now
 
     def start(self) -> Watch:
         """Watch from now on. The same as entering the `with`."""
@@ -75,13 +73,9 @@ class Watch:
         self._install(list(more.values()))
 
     def _install(self, found: list[aims.Found]) -> None:
-        """All at once, and nothing twice: a function with hooks would be taken for one without."""
         functions = [one for each in found for one in each.functions]
-        done = {id(code) for one in functions if one in self._hooked for code in aims.inside(one.__code__)}
-        new = [(one, one.__code__) for one in functions if one not in self._hooked]
-        codes = [code for each in found for code in each.codes if id(code) not in done]
-        self.backend().install([one for one, _ in new], codes, any(each.others for each in found))
-        self._hooked.update(one for one, code in new if one.__code__ is not code)
+        codes = [code for each in found for code in each.codes]
+        self.backend().install(functions, codes, any(each.others for each in found))
 
     def wanted(self) -> bool:
         """Whether this process is among the ranks that were asked for, or may turn out to be."""
@@ -115,7 +109,6 @@ class Watch:
             self._recorder.on = False
             spawned.drop(id(self))
             self._backend.remove()
-            self._hooked.clear()
             self._stream.close()
         self._backend = None
 
