@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshwright.observe.watch.events import read
 from tests.observe.seen import look_in, short
 
 
@@ -46,10 +47,6 @@ class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 def double(x: Any) -> Any:
     return 2 * x
-
-
-def grow(n: int) -> bytearray:
-    return bytearray(b"x") * n
 
 
 def test_changes_in_place_are_seen(tmp_path: Path) -> None:
@@ -160,9 +157,16 @@ def test_sharding_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_memory_wrapper_shows_bytes(tmp_path: Path) -> None:
-    """Fault 11: bytes, not numbers of allocations."""
-    kept = []
-    events = look_in(tmp_path)(lambda: kept.append(grow(200 << 20)), grow, wrapper="memory")
+    """Fault 11: bytes, not numbers of allocations; in a process of its own, where nobody else frees memory meanwhile."""
+    code = (
+        "import meshwright\n"
+        "def grow(n):\n"
+        "    return bytearray(b'x') * n\n"
+        f"with meshwright.watch(grow, wrapper='memory', output={str(tmp_path / 'run')!r}):\n"
+        "    kept = grow(200 << 20)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    events = read(str(tmp_path / "run.rank0.jsonl"))[1:-1]
     more = events[1].text.partition("(+")[2].split()
     assert more[1].startswith("MiB")
     assert float(more[0].replace(",", "")) == pytest.approx(200, rel=0.1)
