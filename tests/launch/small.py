@@ -20,6 +20,14 @@ def shrink() -> None:
     profile._MESSAGES = {"cpu": (2**10, 2**14)}  # type: ignore[misc]
 
 
+def entry(*arguments: Any) -> None:
+    """A process of one machine."""
+    from meshwright.measure import worker
+
+    shrink()
+    worker._entry(*arguments)
+
+
 class Small(Measurer):
     """An actor that does so."""
 

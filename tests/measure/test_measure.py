@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,30 @@ def test_timings_of_another_machine_are_not_used(small: None, tmp_path: Path) ->
     path = tmp_path / "cluster.toml.partial.json"
     path.write_text(json.dumps({"machine": {"torch": "0"}, "done": {"products, fp32 @ cpu": [{"kind": "x"}]}}))
     assert measure(str(tmp_path / "cluster.toml"), 1) is not None
+
+
+def test_devices_of_one_machine_from_a_script_without_a_main_guard(small: None, tmp_path: Path) -> None:
+    """Processes that multiprocessing starts would run the script again, and end in its lecture on main guards."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from meshwright.measure import worker\n"
+        "from tests.launch import small\n"
+        "print('once')\n"
+        "worker._entry = small.entry\n"
+        "worker.measure(sys.argv[1], 2)\n"
+    )
+    path = tmp_path / "cluster.toml"
+    ran = subprocess.run(
+        [sys.executable, str(script), str(path)],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("once") == 1
+    assert mw.Cluster.load(path).devices == 2
 
 
 def test_noise_is_refused_by_name() -> None:

@@ -217,6 +217,28 @@ def test_many_bad_events_are_counted(scanner: Callable[[], Scanner]) -> None:
     assert found.notes[1].what.endswith("where it is no JSON")
 
 
+@scanners
+@pytest.mark.parametrize("key", ["pid", "args", "name", "ph", "ts", "z"])
+@pytest.mark.parametrize("nested", ["[{}]", '{{"a":{}}}'])
+def test_values_of_any_depth(scanner: Callable[[], Scanner], key: str, nested: str) -> None:
+    """Deeper than Python's own reader goes; an event whose time is such a thing has none."""
+    before, after = nested.format("|").split("|")
+    deep = before * 20_000 + "1" + after * 20_000
+    for event in (f'"{key}":{deep}', f'"args":{{"{key}":{deep},"Input Dims":{deep}}}'):
+        found = read_text(f'[{GOOD},{{"ph":"X","ts":1,"dur":2,{event}}},{GOOD}]', scanner())
+        assert len(found.events) == (2 if event.startswith('"ts"') else 3)
+
+
+@scanners
+@pytest.mark.parametrize(
+    ("phase", "letter"),
+    [(r"\u0058", "X"), (r"\u00zz", ""), (r"\u00 8", ""), (r"\u0-58", ""), (r"\u00+8", ""), (r"\u005", ""), (r"\q", "")],
+)
+def test_phases_with_escapes(scanner: Callable[[], Scanner], phase: str, letter: str) -> None:
+    found = read_text(f'[{{"ph":"{phase}","ts":1,"dur":2,"name":"a"}}]', scanner())
+    assert bytes(found.events.phase).decode().strip("\0") == letter
+
+
 HARM = [b"", b'"', b"{", b"}", b"]", b",", b"\\", b"nan", b"\xe9"]
 
 

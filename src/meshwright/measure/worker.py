@@ -29,6 +29,7 @@ from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
 from meshwright.measure.timing import Timing
 from meshwright.plan import Job
+from meshwright.processes import script_left_alone
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import free_port, joined_from_outside
 from meshwright.run.torch_private import grow_segments
@@ -60,7 +61,10 @@ def _started(output: str, world: int) -> Cluster:
     failed = Path(f"{output}.error")
     failed.unlink(missing_ok=True)
     try:
-        multiprocessing.spawn(_entry, (output, world, free_port()), nprocs=world)
+        with script_left_alone():
+            started = multiprocessing.spawn(_entry, (output, world, free_port()), nprocs=world, join=False)
+        while not started.join():
+            pass
     except multiprocessing.ProcessExitedException:
         if not failed.exists():
             raise

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.observe.rank.facts import RankFacts, digest
 from meshwright.observe.traces import read_trace
 from meshwright.observe.traces.cache import keep, kept, stamp_of
+from meshwright.processes import script_left_alone
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -100,7 +99,7 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
         running: dict[Future[RankFacts | Broken], str] = {}
         try:
             with ProcessPoolExecutor(now, context) as pool:
-                with _script_left_alone():
+                with script_left_alone():
                     for path in left:
                         running[pool.submit(facts_of, path, cache)] = path
                 for done in as_completed(running):
@@ -117,20 +116,6 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
                 del left[path]
                 yield path, Broken(path, "the process that read it was ended: was it out of memory?")
             now = 1 if now > 1 else workers
-
-
-@contextmanager
-def _script_left_alone() -> Iterator[None]:
-    """Processes begun meanwhile do not run the user's script again, as multiprocessing would: they need nothing of it."""
-    script = sys.modules["__main__"]
-    spec, file = getattr(script, "__spec__", None), script.__dict__.pop("__file__", None)
-    script.__spec__ = None
-    try:
-        yield
-    finally:
-        script.__spec__ = spec
-        if file is not None:
-            script.__file__ = file
 
 
 def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:

@@ -12,13 +12,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.processes import script_left_alone
 from meshwright.run.options import Training
 
 STOPPING = "stopping after this step; again: at once"
@@ -93,7 +92,7 @@ def _local(work: Work, tell: Callable[[Event], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.append(time.monotonic()))
     try:
-        with _without_main():
+        with script_left_alone():
             for process in processes:
                 process.start()
         _watch(processes, events, tell, asked)
@@ -102,17 +101,6 @@ def _local(work: Work, tell: Callable[[Event], None]) -> None:
         held.close()
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that start now do not run the user's script: they need nothing of it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _watch(processes: list[Any], events: Any, tell: Callable[[Event], None], asked: list[float]) -> None:

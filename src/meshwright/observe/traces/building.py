@@ -154,7 +154,7 @@ def _list(raw: bytes) -> tuple[str, bool]:
 
 def _value(raw: bytes) -> int | float | str | None:
     """A pid or tid."""
-    if not raw:
+    if not raw or raw[:1] in b"[{":
         return None
     if raw[:1] == b'"':
         return _decoded(raw[1:-1])[0]

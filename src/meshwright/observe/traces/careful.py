@@ -57,7 +57,7 @@ def members(text: bytes, place: int = 0, *, of_event: bool = True) -> tuple[Memb
     while True:
         _expect(text, place, b'"')
         end = _value_end(text, place)
-        key = _key(text[place + 1 : end - 1])
+        key = said(text[place + 1 : end - 1])
         place = _after(BLANK, text, end)
         _expect(text, place, b":")
         place = _after(BLANK, text, place + 1)
@@ -83,8 +83,8 @@ def _expect(text: bytes, place: int, sign: bytes) -> None:
         raise Stopped(Status.BAD if place < len(text) else Status.MORE)
 
 
-def _key(raw: bytes) -> str:
-    """As text; one that is none is no key that anybody asks for."""
+def said(raw: bytes) -> str:
+    """The text of a key or a phase; one that is no JSON is none that anybody asks for."""
     text = raw.decode("utf-8", "replace")
     if "\\" not in text:
         return text

@@ -87,9 +87,8 @@ static int64_t plain(text p, int64_t n, unsigned char *out, int64_t room) {
       out[made] = *p++;
     } else if (p[1] == 'u' && q - p >= 6 && p[2] == '0' && p[3] == '0') {
       char digits[3] = {(char)p[4], (char)p[5], 0};
-      long code = strtol(digits, NULL, 16);
-      if (code > 127) return 0;
-      out[made] = (unsigned char)code;
+      if (strspn(digits, "0123456789abcdefABCDEF") != 2 || digits[0] > '7') return 0;
+      out[made] = (unsigned char)strtol(digits, NULL, 16);
       p += 6;
     } else {
       const char *found = p[1] ? strchr(from, p[1]) : NULL;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from decimal import ROUND_HALF_UP, Decimal
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.observe.traces.careful import items, members
+from meshwright.observe.traces.careful import items, members, said
 from meshwright.observe.traces.columns import (
     COUNTS,
     EVERYWHERE,
@@ -66,7 +65,7 @@ class PortableScanner:
             return self._carefully(data, start, end)
         try:
             events = _events.decode(b"[%s]" % data[start:whole].tobytes().strip(b" \t\r\n,"))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return self._carefully(data, start, end)
         for event in events:
             self._append(event)
@@ -160,7 +159,7 @@ def _args_of(text: bytes) -> dict[str, Any]:
         return {}
     try:
         return _args.decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return members(text, of_event=False)[0]
 
 
@@ -170,9 +169,7 @@ def _phase(raw: Any) -> int:
         return text[1] if text[0] == QUOTE and 33 <= text[1] <= 126 else 0
     if text[:1] != b'"':
         return 0
-    letter = (
-        json.loads(text.decode("utf-8", "replace"), strict=False) if b"\\" in text else text[1:-1].decode("latin-1")
-    )
+    letter = said(text[1:-1])
     return ord(letter) if len(letter) == 1 and "!" <= letter <= "~" else 0
 
 
