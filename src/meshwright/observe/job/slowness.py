@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,13 @@ from numpy.typing import NDArray
 from meshwright.observe.job.ordering import Ints
 
 Floats = NDArray[np.float64]
-SPREAD = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
-MEDIAN = 1.2533  # and how much less sure a median is than a mean
-SURE, SURER = 6.0, 10.0  # standard deviations that are no accident; with fewer than FEW steps these are not well known
-FEW = 5
+KEPT = 0.8  # of deviations: a spike in a fifth of the steps is no noise; of fewer than FEW, all
+SPREAD = 1.78  # standard deviations of a normal distribution in the mean of the least four fifths of its deviations
+MEDIAN = 1.2533  # how much less sure a median is than a mean
+SURE, SURER, SUREST = 6.0, 8.0, 10.0  # standard deviations that are no accident, by how well these are known
+FEW = 6  # steps; fewer do not tell them well
+ALONE = {1: np.inf, 2: 830.0, 3: 41.0, 4: 17.0, 5: 11.0}
+"""By how many ranks tell what is usual, where there is one step: 1.3 times Student's t at 1/2000 (the worst is chosen)."""
 JUMP = 30.0  # how many times the variance of a step a change must explain to be one
 SHORTEST = 3  # steps that a change must last
 
@@ -68,24 +72,37 @@ def slow(over: Floats, least: float) -> Slow:
     before = np.array(
         [np.median(row[:first]) if first else 0.0 for row, first in zip(over, since.tolist(), strict=True)]
     )
-    own = np.median(np.abs(over - np.where(later, level[:, None], before[:, None])), axis=1)
-    noise = MEDIAN * SPREAD * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
-    between = _between(np.median(over, axis=1))
-    times = np.where(steps - since < FEW, SURER, SURE)
-    sure = level >= np.maximum(least, times * np.maximum(noise, between))
-    if steps < SHORTEST and ranks < 4:
+    own = _spread(over - np.where(later, level[:, None], before[:, None]))
+    noise = MEDIAN * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
+    usual = np.median(over, axis=1)
+    times = np.where(steps - since < FEW, SUREST if ranks == 2 or steps < SHORTEST else SURER, SURE)
+    if steps == 1:
+        times[:] = ALONE.get(int(alike(usual).sum()), SUREST)
+    sure = level >= np.maximum(least, times * np.maximum(noise, _between(usual)))
+    if ranks < 4 and steps < SHORTEST + (ranks == 2):
         sure[:] = False  # neither steps nor ranks tell what is usual
     return Slow(sure, level, since)
+
+
+def _spread(deviations: Floats) -> Floats:
+    """[..., many] deviations from what is usual: their standard deviation, whatever the largest fifth of them are.
+
+    A median of so few would be the least of two gaps, and by accident often next to nothing.
+    """
+    many = deviations.shape[-1]
+    kept = np.sort(np.abs(deviations))[..., : many if many < FEW else math.ceil(KEPT * many)]
+    return SPREAD * np.asarray(kept.mean(axis=-1))
 
 
 def _between(usual: Floats) -> Floats:
     """How much the others differ among each other, for each rank: of three, a slow one would count as noise itself."""
     if len(usual) < 3:
         return np.zeros(len(usual))
-    good = alike(usual)
-    if len(usual) > 3:
-        return np.full(len(usual), SPREAD * float(np.median(np.abs(usual[good] - np.median(usual[good])))))
-    return np.array([abs(np.diff(np.delete(usual, rank))[0]) for rank in range(3)])
+    if len(usual) == 3:
+        others = np.array([np.delete(usual, rank) for rank in range(3)])
+        return _spread(others - np.median(others, axis=1, keepdims=True))
+    good = usual[alike(usual)]
+    return np.full(len(usual), float(_spread(good - np.median(good))))
 
 
 def _changes(over: Floats) -> Ints:
@@ -102,8 +119,8 @@ def _changes(over: Floats) -> Ints:
     best = np.argmax(np.where(tail > head, explained, -1.0), axis=1)
     at = (np.arange(ranks), best)
     levels = np.where(np.arange(steps) < places[best][:, None], head[at][:, None], tail[at][:, None])
-    own = np.median(np.abs(over - levels), axis=1)
-    noise = (SPREAD * np.maximum(own, np.median(own))) ** 2
+    own = _spread(over - levels)
+    noise = np.maximum(own, np.median(own)) ** 2
     real = (tail[at] > 0) & (head[at] < tail[at] / 2) & (tail[at] > head[at]) & (explained[at] > JUMP * noise)
     return np.where(real, places[best], 0)
 
