@@ -52,12 +52,18 @@ def test_how_often_noise_is_taken_for_slowness(
     assert wrong <= 4 * least
 
 
-@pytest.mark.parametrize(("ranks", "steps", "slower"), [(8, 1, 1.15), (4, 2, 1.2), (3, 4, 1.15), (2, 6, 1.15)])
-def test_how_often_slowness_is_seen_in_few_steps(ranks: int, steps: int, slower: float) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "steps", "slower", "noise"),
+    [
+        (8, 1, 1.15, 0.005), (4, 2, 1.2, 0.005), (3, 4, 1.15, 0.005), (2, 6, 1.15, 0.005),
+        (2, 3, 1.15, 0.0005), (2, 2, 1.15, 1e-5), (3, 2, 1.15, 1e-5), (3, 1, 1.15, 1e-5),
+    ],
+)  # fmt: skip
+def test_how_often_slowness_is_seen_in_few_steps(ranks: int, steps: int, slower: float, noise: float) -> None:
     rng = np.random.default_rng(5)
     seen = 0
     for _ in range(200):
-        values = 1 + 0.005 * rng.standard_normal((ranks, steps))
+        values = 1 + noise * rng.standard_normal((ranks, steps))
         values[1] *= slower
         over = excess(values)
         seen += slow(over / (values - over), 0.04).sure.tolist() == [rank == 1 for rank in range(ranks)]

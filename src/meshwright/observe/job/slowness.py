@@ -16,8 +16,10 @@ SPREAD = 1.78  # standard deviations of a normal distribution in the mean of the
 MEDIAN = 1.2533  # how much less sure a median is than a mean
 SURE, SURER, SUREST = 6.0, 8.0, 10.0  # standard deviations that are no accident, by how well these are known
 FEW = 6  # steps; fewer do not tell them well
-ALONE = {1: np.inf, 2: 830.0, 3: 41.0, 4: 17.0, 5: 11.0}
+ALONE = {2: 830.0, 3: 41.0, 4: 17.0, 5: 11.0}
 """By how many ranks tell what is usual, where there is one step: 1.3 times Student's t at 1/2000 (the worst is chosen)."""
+FEWEST = {(2, 2): 830.0, (2, 3): 41.0, (3, 1): 830.0, (3, 2): 830.0}
+"""Likewise by ranks and steps where one or two differences are all that tells of noise: it must be next to none."""
 JUMP = 30.0  # how many times the variance of a step a change must explain to be one
 SHORTEST = 3  # steps that a change must last
 
@@ -78,9 +80,10 @@ def slow(over: Floats, least: float) -> Slow:
     times = np.where(steps - since < FEW, SUREST if ranks == 2 or steps < SHORTEST else SURER, SURE)
     if steps == 1:
         times[:] = ALONE.get(int(alike(usual).sum()), SUREST)
+    times[:] = FEWEST.get((ranks, steps), times)
     sure = level >= np.maximum(least, times * np.maximum(noise, _between(usual)))
-    if ranks < 4 and steps < SHORTEST + (ranks == 2):
-        sure[:] = False  # neither steps nor ranks tell what is usual
+    if ranks == 2 and steps == 1:
+        sure[:] = False  # nothing tells what is usual
     return Slow(sure, level, since)
 
 
