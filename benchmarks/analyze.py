@@ -9,8 +9,8 @@ sixth has compute kernels that take 15 % longer.
 Ours is the call a user makes, `meshwright.analyze(folder)`: with cache=False, which keeps nothing, as the peer; as it is,
 which keeps Parquet beside the traces; and once more from that Parquet. The peer (0.5.0, pandas 2, in a venv that is made for
 it, or in --hta PYTHON) loads the folder and answers what it can: temporal breakdown, overlap, kernels, idle time, bandwidth
-of copies, stragglers. Each runs as a command of its own; CPU seconds and memory are those of all its processes, start and
-imports included.
+of copies, stragglers. Each runs as a command of its own, ours three times where that takes no two seconds; CPU seconds and
+memory are those of all its processes, start and imports included.
 
 What both compute must agree. The peer silently drops the last step and work without a recorded launch: ours is restricted
 in the same way for the comparison, and only there. It would also round times down to microseconds, which it is told not
@@ -26,6 +26,7 @@ import compileall
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ PEER = ROOT / "benchmarks/hta_peer.py"
 PEER_PACKAGES = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
 TIMES = 13
 SLOW, SLOWER = 5, 1.15  # of each eight ranks this one, by so much
+SHORT = 2.0  # CPU seconds
 APART = 10_000_000  # between ids of two repetitions
 WHOLE_JOB = 124e9  # bytes of text of 1,000 ranks
 LESS_CPU, LESS_MEMORY, MORE_RANKS = 15, 5, 1.3  # the bars: how much less than the peer, and 64 ranks against 8
@@ -118,13 +120,18 @@ def linked(files: list[Path], folder: Path) -> Path:
     return folder
 
 
-def ours(folder: Path, keep: bool = True) -> Taken:
+def ours(folder: Path, keep: bool = True, forget: bool = False) -> Taken:
+    """One run; where it takes no two seconds the middle of three, since a short disturbance counts there."""
     from benchmarks.process_tree import taken
 
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    found = taken([sys.executable, "-c", OURS, str(folder), "keep" if keep else ""], env)
-    assert int(found.output) == len(list(folder.glob("*.json.gz")))
-    return found
+    found: list[Taken] = []
+    while not found or (len(found) < 3 and found[0].cpu < SHORT):
+        for kept in folder.glob("*.meshwright") if forget else ():
+            shutil.rmtree(kept)
+        found.append(taken([sys.executable, "-c", OURS, str(folder), "keep" if keep else ""], env))
+        assert int(found[-1].output) == len(list(folder.glob("*.json.gz")))
+    return sorted(found, key=lambda one: one.cpu)[len(found) // 2]
 
 
 def line(name: str, ranks: int, found: Taken, size: float) -> str:
@@ -185,7 +192,7 @@ def one_size(ranks: int, files: list[Path], folder: Path, size: float, python: s
     mine = linked(files[:ranks], folder / f"ours-{ranks}")
     alone = ours(mine, keep=False)
     print(line("meshwright, nothing kept", ranks, alone, size * ranks))
-    first = ours(mine)
+    first = ours(mine, forget=True)
     print(line("meshwright", ranks, first, size * ranks))
     print(line("meshwright, from Parquet", ranks, ours(mine), size * ranks))
     if python:
