@@ -16,7 +16,7 @@ from meshwright.observe.traces import Category, Trace
 COMMUNICATION = re.compile(
     r"^(?!triton_[a-z]+_fused)(?:.*?)(?:"
     r"nccl|rccl|hccl|hcom_|mccl|oneccl|msccl|nvshmem|rocshmem|userbuffers|symm_mem|multimem"
-    r"|(?<!warp)(?<!block)(?<!warp_)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all"
+    r"|(?<!sm)(?<!warp)(?<!block)(?<!warp_)(?<!block_)all_?reduce|(?<!sm)all_?gather|reduce_?scatter|all_?to_?all|all2all"
     r"|cross_device_reduce|quick_?reduce|(?:one|two)_?shot_(?:all|reduce)"
     r"|deep_?ep|(?:inter|intra)node(?:_ll)?::|ep_?(?:dispatch|combine)(?:inter|intra)"
     r")",
@@ -29,6 +29,8 @@ def communicates(name: str) -> bool:
     >>> communicates("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), communicates("multimem_all_reduce_kernel<bf16, 4>")
     (True, True)
     >>> communicates("void at::native::reduce_kernel<512, 1>"), communicates("triton_poi_fused_all_gather_add_0")
+    (False, False)
+    >>> communicates("smallReduceKernel"), communicates("small_gather")
     (False, False)
     """
     return COMMUNICATION.search(name) is not None

@@ -26,10 +26,11 @@ class Uncompiled:
         self._config: Any = None
         self._skip: Any = None
         self._before = False
-        self._awaited = Awaited({_COMPILER} - sys.modules.keys(), self._imported)
+        here = sys.modules.get(_COMPILER)
+        self._awaited = Awaited(set() if here else {_COMPILER}, self._imported)
         self._awaited.__enter__()
-        if _COMPILER in sys.modules:
-            self._imported(sys.modules[_COMPILER])
+        if here:
+            self._imported(here)
 
     def add(self, code: CodeType) -> None:
         if self._config is None:

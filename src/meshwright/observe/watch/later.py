@@ -18,7 +18,7 @@ class Awaited(MetaPathFinder):
 
     def __init__(self, names: set[str], then: Callable[[ModuleType], None]) -> None:
         self._names, self._then = frozenset(names), then
-        self.missing = set(names) - sys.modules.keys()
+        self.missing = {name for name in names if name not in sys.modules}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self._names:
