@@ -14,6 +14,7 @@ import zstandard
 from meshwright.errors import InputError
 from meshwright.observe.rank.breakdown import breakdown
 from meshwright.observe.traces import Trace, files, rank_of, read_trace
+from tests.observe.traces_as_text import damage
 
 EVENTS = [
     {"ph": "X", "cat": "kernel", "name": f"k{i % 7}", "pid": 0, "tid": 7, "ts": i, "dur": 1} for i in range(20_000)
@@ -161,6 +162,26 @@ def test_a_trace_without_events_is_a_trace(tmp_path: Path) -> None:
     assert breakdown(trace).devices == ()
 
 
+@pytest.mark.parametrize("after", ['{"traceEvents": []}', "x", "]"])
+def test_what_follows_the_document_is_told(tmp_path: Path, after: str) -> None:
+    text = b'{"traceEvents": [], "rank": {}}'
+    trace = read_trace(written(tmp_path / "two.json", text + b" \n" + after.encode()))
+    assert damage(trace) == [f"left out: what follows byte {len(text) + 2}, where the document is complete"]
+    assert damage(read_trace(written(tmp_path / "one.json", text + b" \n"))) == []
+
+
+def test_events_that_do_not_say_what_they_are_are_counted(tmp_path: Path) -> None:
+    known = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2}
+    events: list[object] = [
+        {key: known[key] for key in known if key != left_out} for left_out in ("", "ph", "cat", "cat")
+    ]
+    notes = [(note.what, note.count) for note in read(tmp_path, [*events, {"ph": "M", "name": "process_name"}]).notes]
+    assert notes == [
+        ("in no figure: an event without a phase (ph)", 1),
+        ("in no figure: a complete event without a category (cat)", 2),
+    ]
+
+
 def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> object:
         raise PermissionError(13, "Permission denied")
@@ -198,7 +219,7 @@ def test_durations_of_zero_and_below(tmp_path: Path) -> None:
     kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7}
     trace = read(tmp_path, [kernel | {"ts": 1, "dur": 0}, kernel | {"ts": 5, "dur": -3}, kernel | {"ts": 7, "dur": 2}])
     assert trace.events.dur.tolist() == [0, 0, 2000]
-    assert [str(note) for note in trace.notes] == ["taken as 0: a negative duration"]
+    assert damage(trace) == ["taken as 0: a negative duration"]
     (device,) = breakdown(trace).devices
     assert (device.shares.busy, device.shares.span) == (2000, 8000)
 
@@ -208,7 +229,7 @@ def test_times_that_are_none_leave_the_event_out(tmp_path: Path, ts: str) -> Non
     text = '{"traceEvents": [{"ph": "X", "ts": HERE, "dur": 1}, {"ph": "X", "ts": 2, "dur": 1}]}'.replace("HERE", ts)
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.events.ts.tolist() == [2000]
-    assert [str(note) for note in trace.notes] == ["left out: a complete event without a time"]
+    assert damage(trace) == ["left out: a complete event without a time"]
 
 
 @pytest.mark.parametrize("dur", ["NaN", "1e400", "null"])
@@ -216,7 +237,7 @@ def test_durations_that_are_none_count_as_zero(tmp_path: Path, dur: str) -> None
     text = '{"traceEvents": [{"ph": "X", "ts": 2, "dur": HERE}]}'.replace("HERE", dur)
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.events.dur.tolist() == [0]
-    assert [str(note) for note in trace.notes] == ["taken as 0: the missing duration of a complete event"]
+    assert damage(trace) == ["taken as 0: the missing duration of a complete event"]
 
 
 @pytest.mark.parametrize("where", ["args", "header"])
@@ -227,7 +248,7 @@ def test_deep_nesting_is_no_problem(tmp_path: Path, where: str) -> None:
     text = f'{{"traceEvents": [{event}, {event}], "z": {deep if where == "header" else 1}}}'
     trace = read_trace(written(tmp_path / "some.json", text.encode()))
     assert trace.work.device.tolist() == [3, 3]
-    assert [note.what.split(" where ")[-1] for note in trace.notes] == ["a value does not end"] * (where == "header")
+    assert [note.split(" where ")[-1] for note in damage(trace)] == ["a value does not end"] * (where == "header")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-32-be"])

@@ -16,7 +16,7 @@ from meshwright.observe.traces import NONE, read_trace
 from meshwright.observe.traces.columns import INNER
 from meshwright.observe.traces.reading import Scanner
 from tests.observe.test_reference import HERE, TRACES
-from tests.observe.traces_as_text import SCANNERS, plainly, read_text, rows
+from tests.observe.traces_as_text import SCANNERS, damage, plainly, read_text, rows
 
 scanners = pytest.mark.parametrize("scanner", SCANNERS, ids=lambda kind: kind.__name__)
 
@@ -90,6 +90,8 @@ def test_what_was_left_out_or_changed_is_told(scanner: Callable[[], Scanner]) ->
         "an item of the list that is no event": 4,
         "a negative duration": 1,
         "the missing duration of a complete event": 1,
+        "an event without a phase (ph)": 1,
+        "a complete event without a category (cat)": 3,
     }
 
 
@@ -196,7 +198,7 @@ def test_what_is_no_json_ends_at_the_next_event(scanner: Callable[[], Scanner], 
     for chunk in (*range(1, 200, 7), 1 << 16):
         found = read_text(text, scanner(), chunk)
         assert [row["ts"] for row in rows(found)] == [1000, 4000, 4000], chunk
-        assert [str(note) for note in found.notes] == [SKIPPED.format(42)]
+        assert damage(found) == [SKIPPED.format(42)]
         assert found.header == {"after": 7}
 
 
@@ -204,7 +206,7 @@ def test_what_is_no_json_ends_at_the_next_event(scanner: Callable[[], Scanner], 
 def test_commas_too_few_or_too_many_lose_nothing(scanner: Callable[[], Scanner]) -> None:
     found = read_text(f"[,{GOOD} {GOOD},,\n{GOOD},]", scanner())
     assert len(found.events) == 3
-    assert found.notes == ()
+    assert damage(found) == []
 
 
 @scanners

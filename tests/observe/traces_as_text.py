@@ -30,6 +30,11 @@ def read_text(text: str | bytes, scanner: Scanner, chunk: int = 1 << 16) -> Trac
     return build("memory.json", document.header, scanner.scanned(), document.notes(), document.size())
 
 
+def damage(trace: Trace) -> list[str]:
+    """What was wrong with the text: not that an event does not say what it is, as most of those made here."""
+    return [str(note) for note in trace.notes if not note.what.startswith("in no figure")]
+
+
 def rows(trace: Trace) -> list[dict[str, Any]]:
     """Each event as a table, texts and tracks as themselves, values that are not there left out."""
     names = ("phase", "category", "name", "track", "ts", "dur", "link", "external")

@@ -74,7 +74,7 @@ def slow(over: Floats, least: float) -> Slow:
     before = np.array(
         [np.median(row[:first]) if first else 0.0 for row, first in zip(over, since.tolist(), strict=True)]
     )
-    own = _spread(over - np.where(later, level[:, None], before[:, None]))
+    own = _own(over - np.where(later, level[:, None], before[:, None]))
     noise = MEDIAN * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
     usual = np.median(over, axis=1)
     times = np.where(steps - since < FEW, SUREST if ranks == 2 or steps < SHORTEST else SURER, SURE)
@@ -85,6 +85,12 @@ def slow(over: Floats, least: float) -> Slow:
     if ranks == 2 and steps == 1:
         sure[:] = False  # nothing tells what is usual
     return Slow(sure, level, since)
+
+
+def _own(deviations: Floats) -> Floats:
+    """Each rank's noise from step to step. Of two, one mirrors the other, where a rise that is known looks like noise."""
+    own = _spread(deviations)
+    return np.full(2, own.min()) if len(own) == 2 else own
 
 
 def _spread(deviations: Floats) -> Floats:
@@ -122,7 +128,7 @@ def _changes(over: Floats) -> Ints:
     best = np.argmax(np.where(tail > head, explained, -1.0), axis=1)
     at = (np.arange(ranks), best)
     levels = np.where(np.arange(steps) < places[best][:, None], head[at][:, None], tail[at][:, None])
-    own = _spread(over - levels)
+    own = _own(over - levels)
     noise = np.maximum(own, np.median(own)) ** 2
     real = (tail[at] > 0) & (head[at] < tail[at] / 2) & (tail[at] > head[at]) & (explained[at] > JUMP * noise)
     return np.where(real, places[best], 0)

@@ -37,7 +37,7 @@ class Straggler:
     slower: float  # than its peers: of its computing, of the transfer; for "host", of the step
     since: int | None  # number of the first slow step; None for from the start
     extra: int  # nanoseconds per step over its peers
-    costs: int  # nanoseconds that a step would be shorter by
+    costs: int  # nanoseconds that a step would be shorter by; from `since` on
     stage: int | None = None
     host: str = ""  # the machine that all of these ranks, and no others, are on; "" where there is none
 
@@ -167,7 +167,9 @@ def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[_One]:
     """Ranks whose host issues work later than those of their peers, and that others therefore wait for."""
     steps = steps[:-1] if len(steps) > 1 else steps  # what the host did late after the last was not recorded
     late = job.parts.host_bound[np.ix_(group, steps)].astype(np.float64)
-    waits = (job.parts.waiting + job.parts.bubble)[np.ix_(group, steps)].astype(np.float64)
+    # all communication: what a late rank pushes back loses, on the others, the computing that it was hidden behind
+    parts = job.parts.waiting + job.parts.bubble + job.parts.transfer
+    waits = parts[np.ix_(group, steps)].astype(np.float64)
     over = excess(late)
     seen = slow(over / max(step, 1), LEAST_OF_STEP)
     found = []
@@ -202,14 +204,16 @@ def _straggler(facts: Sequence[RankFacts], job: Across, steps: Ints, group: list
     places = np.array(sorted(one.place for one in group))
     host = facts[places[0]].host
     alone = [place for place, one in enumerate(facts) if one.host == host] == places.tolist()
+    since = group[0].since
+    slow_steps = steps if since is None else steps[job.parts.numbers[steps] >= since]
     return Straggler(
         ranks=tuple(job.ranks[place] for place in places.tolist()),
         cause=group[0].cause,
         where=group[0].where,
         slower=float(np.mean([one.slower for one in group])),
-        since=group[0].since,
+        since=since,
         extra=int(np.mean([one.extra for one in group])),
-        costs=costs_of(facts, job, places, steps, max(one.most for one in group)),
+        costs=costs_of(facts, job, places, slow_steps, max(one.most for one in group)),
         stage=job.pipeline.stage[places[0]],
         host=host if alone else "",
     )

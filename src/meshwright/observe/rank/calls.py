@@ -116,7 +116,7 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
         seq=column("seq"),
         bytes=np.where((elements != NONE) & (width > 0), elements * width, _from_inputs(trace, rows)),
         size=column("group_size"),
-        peer=np.where(column("source") != NONE, column("source"), column("target")),
+        peer=_peer(column("source"), column("target"), trace.rank),
         stream=trace.events.track[rows].astype(np.int64),
         hidden=before(busy, ends) - before(busy, starts),
         computed=before(compute, starts),
@@ -124,6 +124,18 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
         busy_starts=busy[0] + trace.base_ns,
         busy_ends=busy[1] + trace.base_ns,
     )
+
+
+def _peer(source: Ints, target: Ints, rank: int | None) -> Ints:
+    """The other side of a message: PyTorch tells it alone, others tell both.
+
+    >>> _peer(np.array([3, 2, 2]), np.array([NONE, 3, NONE]), 2).tolist() == [3, 3, 2]
+    True
+    """
+    told = source != NONE
+    if rank is not None:
+        told &= (source != rank) | (target == NONE)
+    return np.where(told, source, target)
 
 
 def _records(trace: Trace, rows: Ints, launch: Ints) -> Ints:

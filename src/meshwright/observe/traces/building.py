@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
     told = header.get("distributedInfo")
     if isinstance(told, dict) and told.get("rank") is not None and rank_from != "distributedInfo":
         notes = [*notes, Note(f"distributedInfo tells no rank, but {shorten(repr(told['rank']), 20)}")]
+    untold = _untold(scanned, [text for text, _ in decoded])
     tables = [
         _table(kind, table, number_of, len(scanned.texts)) for kind, table in zip(TABLES, scanned.tables, strict=True)
     ]
@@ -60,7 +62,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         notes=(*notes, *_notes(scanned, wrong)),
         text_bytes=text_bytes,
     )
-    return refined(trace) if is_ascend(trace) else trace
+    return refined(trace) if is_ascend(trace) else replace(trace, notes=(*trace.notes, *untold))
 
 
 def _wrong(scanned: Scanned, numbers: list[int]) -> int:
@@ -83,6 +85,21 @@ def _notes(scanned: Scanned, wrong: int) -> list[Note]:
         Note("taken as 0: a negative duration", scanned.counts["negative"]),
         Note("taken as 0: the missing duration of a complete event", scanned.counts["without_duration"]),
         Note("replaced: characters of a name that is no UTF-8 or has an unknown escape", wrong),
+    ]
+    return [note for note in found if note.count]
+
+
+def _untold(scanned: Scanned, texts: list[str]) -> list[Note]:
+    """Events that do not say what they are: no figure counts them."""
+    columns = scanned.columns
+    no_phase, complete = int((columns.phase == 0).sum()), columns.phase == ord("X")
+    unnamed = np.array([not text for text in texts], np.bool_)
+    no_category = sum(
+        int((unnamed[columns.category[piece]] & complete[piece]).sum()) for piece in _pieces(len(complete))
+    )
+    found = [
+        Note("in no figure: an event without a phase (ph)", no_phase),
+        Note("in no figure: a complete event without a category (cat)", no_category),
     ]
     return [note for note in found if note.count]
 

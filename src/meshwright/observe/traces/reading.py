@@ -127,6 +127,8 @@ class Document:
             raise InputError(f"has no traceEvents{why}", valid=VALID)
         if is_list and not self._scanner.rows():
             raise InputError("is a list, but has no events", valid=VALID)
+        if not self.ended and self._next():
+            self.ended = "the document is complete"
 
     def _first(self) -> bytes:
         """The bracket that the document begins with."""
@@ -146,7 +148,7 @@ class Document:
         return first
 
     def _members(self) -> None:
-        """Every key of the document."""
+        """Every key of the document, and the bracket that ends it."""
         while (sign := self._next()) != b"}":
             if sign == b",":
                 self._window.start += 1
@@ -162,6 +164,7 @@ class Document:
                 self._list()
             else:
                 self.header[key] = self._value()
+        self._window.start += 1
 
     def _list(self) -> None:
         """Events, up to the end of their list."""
