@@ -12,7 +12,9 @@ import torch
 
 from meshwright.observe.watch import known as knowing
 from meshwright.observe.watch.compiled import compiled
+from meshwright.observe.watch.describe import first_bytes
 from meshwright.observe.watch.known import EMPTY, Known, KnownTensor, Makers
+from meshwright.observe.watch.marks import _Tensor
 from tests.observe import subjects
 from tests.observe.seen import look_in, short, without_compiler
 
@@ -58,7 +60,9 @@ def change(items: dict[str, Any], chance: random.Random, spare: list[Any]) -> No
 def inside(makers: Makers, value: Any) -> Any:
     if isinstance(value, list):
         return makers.known(None, [*map(id, value)], [None] * len(value)) if value else EMPTY
-    return makers.known_tensor(value._version, value.shape, value.data_ptr()) if torch.is_tensor(value) else None
+    if not torch.is_tensor(value):
+        return None
+    return makers.known_tensor(value._version, value.shape, value.data_ptr(), first_bytes(value))
 
 
 @pytest.mark.parametrize("makers", all_makers())
@@ -117,8 +121,31 @@ def test_a_checker_that_fails_is_heard(makers: Makers) -> None:
 def test_tensors_that_do_not_count(makers: Makers) -> None:
     with torch.inference_mode():
         tensor = torch.zeros(2)
-    assert makers.known_tensor(-1, tensor.shape, tensor.data_ptr()).same(tensor)
-    assert not makers.known_tensor(-1, (3,), tensor.data_ptr()).same(tensor)
+    assert makers.known_tensor(-1, tensor.shape, tensor.data_ptr(), b"").same(tensor)
+    assert not makers.known_tensor(-1, (3,), tensor.data_ptr(), b"").same(tensor)
+
+
+@pytest.mark.parametrize("makers", all_makers())
+def test_what_a_tensor_begins_with_is_compared(makers: Makers) -> None:
+    """`.data` counts no version; of a tensor in pieces, or on no memory of this process, nothing is read."""
+    tensor = torch.arange(100.0)
+    known = makers.known_tensor(0, tensor.shape, tensor.data_ptr(), first_bytes(tensor))
+    assert first_bytes(tensor) == tensor.numpy().tobytes()[:64]
+    assert known.same(tensor)
+    tensor.data[15] += 1
+    assert tensor._version == 0
+    assert not known.same(tensor)
+    assert first_bytes(torch.ones(2)) == torch.ones(2).numpy().tobytes()
+    make = makers.tensor_mark or _Tensor
+    for odd in (torch.ones(1).expand(1000), torch.ones(3, device="meta"), torch.ones(0), torch.eye(3).to_sparse()):
+        assert first_bytes(odd) == b""
+        assert make(odd).same(odd)
+    mark = make(tensor)
+    tensor.data[0] = 7
+    assert not mark.same(tensor)
+    again = make(tensor)
+    tensor.data[16] = 7  # further back
+    assert again.same(tensor)
 
 
 def work() -> None:

@@ -42,10 +42,39 @@ def test_parameters_and_buffers_are_followed_by_name(look: Look, either: None) -
         "  set Net.total Tensor[2] float32 cpu v0 -> Tensor[2] float32 cpu v1",
         "  set Net.weight Parameter[3] float32 cpu v0 -> Parameter[3] float32 cpu v1",
         "  set Net.steps 0 -> 5",
-        "  set Net.weight Parameter[3] float32 cpu v1 -> Parameter[3] float32 cpu v1",
+        "  set Net.weight Parameter[3] float32 cpu v1 -> Parameter[3] float32 cpu v1, other data",
         "  del Net.total",
         "  set Net.inner None -> <Identity>",
         "end Net.step",
+    ]
+
+
+class Ema(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.weight.grad = torch.ones(3)
+        self.total, self.all = torch.ones(3), [torch.ones(2)]
+        self.optimizer = torch.optim.AdamW([self.weight], fused=True)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.weight.data.mul_(0.9)
+        self.total.numpy()[:] = 5
+        self.all[0].data.zero_()
+        self.weight.data.mul_(1)
+
+
+def test_changes_that_count_no_version_are_seen(look: Look, either: None) -> None:
+    """Fused optimizers, `.data`, and what writes into the memory, as collectives do."""
+    ema = Ema()
+    assert short(look(ema.update, Ema.update, attributes=["weight", "total", "all"])) == [
+        "run Ema.update",
+        "  set Ema.weight Parameter[3] float32 cpu v0 -> Parameter[3] float32 cpu v0, other data",
+        "  set Ema.weight Parameter[3] float32 cpu v0 -> Parameter[3] float32 cpu v0, other data",
+        "  set Ema.total Tensor[3] float32 cpu v0 -> Tensor[3] float32 cpu v0, other data",
+        "  set Ema.all list of 1 -> list of 1, [0] = Tensor[2] float32 cpu v0",
+        "end Ema.update",
     ]
 
 

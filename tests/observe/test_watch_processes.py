@@ -246,7 +246,7 @@ def test_a_full_disk_does_not_end_the_program(tmp_path: Path, capfd: pytest.Capt
     (tmp_path / "run.rank0.jsonl").symlink_to("/dev/full")
     with meshwright.watch(subjects.factorial, output=tmp_path / "run"):
         assert subjects.factorial(3) == 6
-    assert "the watch ends here: No space left" in capfd.readouterr().err
+    assert f"the watch ends here: {tmp_path / 'run'}: No space left" in capfd.readouterr().err
     assert subjects.factorial(3) == 6
 
 

@@ -172,16 +172,17 @@ def test_the_memory_wrapper_shows_bytes(tmp_path: Path) -> None:
     assert float(more[0].replace(",", "")) == pytest.approx(200, rel=0.1)
 
 
-def test_a_wrapper_of_five_lines_and_its_mistakes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("oops"), SystemExit("oops")])
+def test_a_wrapper_of_five_lines_and_its_mistakes(tmp_path: Path, error: BaseException) -> None:
     class Shapes:
         def call(self, name: str, frame: Any) -> str:
             return str(tuple(frame.f_locals["x"].shape))
 
         def returned(self, name: str, value: Any) -> str:
-            raise RuntimeError("oops")
+            raise error
 
     events = look_in(tmp_path)(lambda: double(torch.ones(2, 5)), double, wrapper=Shapes)
-    assert [one.text for one in events] == ["x=(2, 5)"[2:], "(Shapes.returned raises RuntimeError: oops)"]
+    assert [one.text for one in events] == ["x=(2, 5)"[2:], f"(Shapes.returned raises {type(error).__name__}: oops)"]
 
 
 def test_torch_is_never_imported_by_us(tmp_path: Path) -> None:

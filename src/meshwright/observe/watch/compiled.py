@@ -21,6 +21,7 @@ _FILES = (
     "object.c",
     "locals.c",
     "words.c",
+    "hook.c",
     "steps.c",
 )  # one text: each uses those before it
 

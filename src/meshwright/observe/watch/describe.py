@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from collections import deque
@@ -10,6 +11,7 @@ from itertools import islice
 from types import MethodType
 from typing import Any
 
+SAMPLE = 64  # bytes of a tensor that are compared
 _LONGEST = 96  # characters of a value in an event
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
 _SMALL = 256  # bits of a number whose text is short
@@ -137,6 +139,19 @@ def layout_text(kind: str, shape: tuple[int, ...], dtype: object, device: object
 @functools.lru_cache(maxsize=256)
 def _kind_text(dtype: object, device: object) -> str:
     return f"{str(dtype).removeprefix('torch.')} {device}"
+
+
+def first_bytes(value: Any) -> bytes:
+    """What an ordinary tensor begins with: collectives, fused optimizers and what is done to `.data` count no version.
+
+    Nothing where it lies on a device, or not in one piece: then there may be less than its shape says.
+    """
+    try:
+        if value.is_cpu and value.is_contiguous():
+            return ctypes.string_at(value.data_ptr(), min(value.nbytes, SAMPLE)) if value.data_ptr() else b""
+    except Exception:  # it has no memory
+        pass
+    return b""
 
 
 def version(value: Any) -> int:

@@ -20,6 +20,15 @@ from meshwright.observe.watch.stream import FULL, Stream
 from meshwright.observe.watch.thread import Thread
 
 
+class Missed(list[object]):
+    """A constant of watched codes, which have to have a hash."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, ()
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     enter: Callable[[object], None]  # gets the first argument where `wants_self`, else None
@@ -30,7 +39,7 @@ class Hooks:
     point: Callable[[Point], None] | None = None  # something may have changed
     points: dict[int, Point] = field(default_factory=dict)  # where that is called: byte of the instruction after it
     wants_self: bool = False
-    missed: list[object] = field(default_factory=list)  # grows when `raised` could not be called: too many calls
+    missed: Missed = field(default_factory=Missed)  # grows when `raised` could not be called: too many calls
 
 
 class Recorder:
@@ -92,7 +101,7 @@ class CallsOnly:
     def __init__(self, recorder: Recorder, code: CodeType) -> None:
         self._recorder, self._code, self._key = recorder, code, object()
         self._name, self._at, self._pauses = code.co_qualname, place(code), pauses(code)
-        self._missed, self._dropped = list[object](), dict[int, int]()  # the latter by thread: how many were seen to
+        self._missed, self._dropped = Missed(), dict[int, int]()  # the latter by thread: how many were seen to
 
     def hooks(self) -> Hooks:
         # which of several generators runs is told by its frame, for which others need not pay

@@ -8,7 +8,7 @@ from operator import is_, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from meshwright.observe.watch.compiled import compiled
-from meshwright.observe.watch.describe import version
+from meshwright.observe.watch.describe import first_bytes, version
 from meshwright.observe.watch.thread import Thread
 
 
@@ -77,27 +77,30 @@ class Known:
 
 
 class KnownTensor:
-    """Of a tensor: how often it was changed in place, and its shape and memory where those are asked for."""
+    """Of a tensor: how often it was changed in place, what it begins with, shape and memory where those are asked for."""
 
-    __slots__ = ("_memory", "_shape", "_version")
+    __slots__ = ("_memory", "_sample", "_shape", "_version")
 
-    def __init__(self, version: int, shape: tuple[int, ...] | None, memory: int | None) -> None:
-        self._version, self._shape, self._memory = version, shape, memory
+    def __init__(self, version: int, shape: tuple[int, ...] | None, memory: int | None, sample: bytes) -> None:
+        self._version, self._shape, self._memory, self._sample = version, shape, memory, sample
 
     def same(self, value: Any) -> bool:
         if version(value) != self._version or (self._shape is not None and value.shape != self._shape):
             return False
-        return self._memory is None or bool(value.data_ptr() == self._memory)
+        if self._memory is None:
+            return True
+        return bool(value.data_ptr() == self._memory) and (not self._sample or first_bytes(value) == self._sample)
 
 
 class Makers(NamedTuple):
     """Of C's types, or of those above."""
 
     known: Callable[[list[Any] | None, list[int], list[Inside]], Any] = Known
-    known_tensor: Callable[[int, tuple[int, ...] | None, int | None], Any] = KnownTensor
+    known_tensor: Callable[[int, tuple[int, ...] | None, int | None, bytes], Any] = KnownTensor
     thread: Callable[[str], Thread] = Thread
     tensor_mark: Callable[[Any], Any] | None = None  # None: as marks.py does it
     steps: Callable[[Any], Any] | None = None  # None: as steps.py does it
+    hook: Callable[[Any, Any], Any] = lambda function, nothing: function  # what calls it, and is pickled as nothing
 
 
 @cache

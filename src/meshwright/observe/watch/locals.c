@@ -149,9 +149,12 @@ static PyObject *say_simple(Steps *self, int kind, PyObject *name, Held *held, P
         if (equal) return NULL;
     }
     PyObject *mark = kind == TENSOR ? tensor_mark(NULL, value) : text_of(self, value);
-    PyObject *old = mark ? old_text(self, held) : NULL;
-    int failed = !old || say_set(self, name, old, mark, where) < 0;
+    PyObject *old = mark ? old_text(self, held) : NULL, *said = NULL;
+    // the text of another tensor is made when it is written, that of the same one now
+    if (old) said = kind == TENSOR && held->value == value ? text_since(mark, old) : Py_NewRef(mark);
+    int failed = !said || say_set(self, name, old, said, where) < 0;
     Py_XDECREF(old);
+    Py_XDECREF(said);
     if (failed || kind == PLAIN) Py_CLEAR(mark);
     return mark;
 }

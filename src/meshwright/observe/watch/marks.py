@@ -17,6 +17,7 @@ from meshwright.observe.watch.describe import (
     ORDINARY,
     PLAIN,
     describe,
+    first_bytes,
     first_of,
     is_array,
     is_tensor,
@@ -33,6 +34,7 @@ _KINDS = 1024  # kinds of values that are remembered
 _IN_ORDER = frozenset({dict, defaultdict, list})  # containers that are what their memory shows
 _EMPTY_TEXTS = {kind: describe(kind()) for kind in (dict, OrderedDict, list, set)}
 HASHED = 4096  # bytes of an array; of a larger one the first LOOKED_AT numbers are looked at
+Count = tuple[int, int | None, bytes]  # of a tensor: its version, where it lies, and what it begins with
 
 
 class Mark:
@@ -97,7 +99,7 @@ class _Tensor(Mark):
             self._layout = kind, shape, value.dtype, value.device
         except Exception as error:
             shape, self._layout = None, undescribed(kind, error)
-        self.checker = makers().known_tensor(self._version, shape, _memory(value))
+        self.checker = makers().known_tensor(self._version, shape, _memory(value), _begin(value))
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -108,7 +110,12 @@ class _Tensor(Mark):
         return bool(self.checker.same(value))
 
     def since(self, old: object, value: Any) -> str:
-        return self.text
+        same = isinstance(old, _Tensor) and old.value_id == self.value_id and old.text == self.text
+        return f"{self.text}, other data" if same else self.text
+
+
+def _begin(tensor: Any) -> bytes:
+    return first_bytes(tensor) if type(tensor).__name__ in ORDINARY else b""
 
 
 def _memory(tensor: Any) -> int | None:
@@ -147,7 +154,7 @@ class _Items(Mark):
         self.keys: list[Any] = []
         self.ids: list[int] = []
         self.tensors: list[int] = []
-        self.counts: list[tuple[int, int | None]] = []
+        self.counts: list[Count] = []
         self._known = None
         if self.length:  # most of a module's dicts are empty
             self._look_inside(value)
@@ -165,12 +172,12 @@ class _Items(Mark):
         self.counts = self._counted(items)
         make, of_tensor = makers()[:2]
         checkers: list[Inside] = [None] * len(items)
-        for i, (count, memory) in zip(self.tensors, self.counts, strict=True):
-            checkers[i] = of_tensor(count, None, memory)
+        for i, (count, memory, begin) in zip(self.tensors, self.counts, strict=True):
+            checkers[i] = of_tensor(count, None, memory, begin)
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
-    def _counted(self, items: list[Any]) -> list[tuple[int, int | None]]:
-        return [(version(items[i]), _memory(items[i])) for i in self.tensors]
+    def _counted(self, items: list[Any]) -> list[Count]:
+        return [(version(items[i]), _memory(items[i]), _begin(items[i])) for i in self.tensors]
 
     def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
         """The first keys of a dict, and the items, of one moment."""
@@ -216,7 +223,7 @@ class _Items(Mark):
         end = f" (the first {LOOKED_AT} compared)" if self.length > LOOKED_AT else ""
         return shorten(", ".join((describe(value, brief=True), *said, *gone[:4]))) + end
 
-    def _by_label(self) -> dict[Any, tuple[int, tuple[int, int | None] | None]]:
+    def _by_label(self) -> dict[Any, tuple[int, Count | None]]:
         counts = dict(zip(self.tensors, self.counts, strict=True))
         return {
             label: (self.ids[i], counts.get(i))

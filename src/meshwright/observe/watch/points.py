@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 def _ops(names: Iterable[str]) -> frozenset[int]:
@@ -61,6 +61,10 @@ class Point(NamedTuple):
     stored: tuple[str, ...]  # attributes of the first argument that it stores or deletes
     frame: bool  # local or global variables that are followed are stored
     whole: bool  # anything may be different
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a plain tuple: who pickles a watched code may load it where meshwright is not."""
+        return tuple, (tuple(self),)
 
 
 @dataclass(frozen=True, slots=True)

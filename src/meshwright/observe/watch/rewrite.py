@@ -8,11 +8,13 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import is_
 from types import CodeType, FunctionType
 
 from meshwright.observe.watch.assemble import OP, Added, call, put_together, unless
 from meshwright.observe.watch.compiling import Uncompiled
 from meshwright.observe.watch.hooks import Hooks
+from meshwright.observe.watch.known import makers
 from meshwright.observe.watch.points import decode
 
 Make = Callable[[CodeType], Hooks]
@@ -91,12 +93,14 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
 
     body = decode(code)
     added: defaultdict[int, Added] = defaultdict(Added)
+    make = makers().hook  # beside each hook what takes the same arguments and does nothing
     if hooks.point is not None:
-        point = load(hooks.point)
+        point = load(make(hooks.point, id))
         for start, where in hooks.points.items():
             added[start].before = call(point, (OP["LOAD_CONST"], load(where)))
-    enter, leave, suspend, resume = map(load, (hooks.enter, hooks.leave, hooks.suspend, hooks.resume))
-    on_raise = call(load(hooks.raised))
+    enter, leave = load(make(hooks.enter, id)), load(make(hooks.leave, is_))
+    suspend, resume = load(make(hooks.suspend, is_)), load(make(hooks.resume, object))
+    on_raise = call(load(make(hooks.raised, object)))
     top = (OP["COPY"], 3)  # what is returned lies under the two that a call pushes
     for one in body:
         if one.op not in _PLACES:

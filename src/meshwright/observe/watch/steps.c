@@ -259,6 +259,7 @@ static int intern_all(void) {
     struct { PyObject **name; const char *text; } all[] = {
         {&s_version, "_version"}, {&s_shape, "shape"}, {&s_data_ptr, "data_ptr"}, {&s_same, "same"}, {&s_dtype, "dtype"},
         {&s_device, "device"}, {&s_name, "__name__"}, {&s_set, "set"}, {&s_run, "run"}, {&s_end, "end"},
+        {&s_is_cpu, "is_cpu"}, {&s_is_contiguous, "is_contiguous"}, {&s_nbytes, "nbytes"},
         {&s_raise, "raise"}, {&s_resume, "resume"}, {&s_empty, ""}, {&s_before, "before this call"},
         {&s_thread, "thread"}, {&s_on, "on"}, {&s_thing, "thing"}, {&s_dict, "__dict__"}, {&s_in_dict, "in_dict"},
         {&s_items, "items"}, {&s_look, "look"}, {&s_marks, "marks"}, {&s_known, "known"}, {&s_weak, "weak"},
@@ -274,8 +275,9 @@ static int intern_all(void) {
 
 // `Makers` of known.py; given what makes the text of a tensor's shape, type and device
 PyObject *functions(PyObject *text_of_layout) {
-    PyTypeObject *types[] = {&KnownType, &KnownTensorType, &ThreadType, &CallType, &LocalsType, &WordsType, &StepsType};
-    PyMethodDef *makers[] = {&known_def, &known_tensor_def, &thread_def, &tensor_mark_def, &steps_def};
+    PyTypeObject *types[] = {&KnownType,  &KnownTensorType, &ThreadType, &CallType,
+                             &LocalsType, &WordsType,       &StepsType,  &HookType};
+    PyMethodDef *makers[] = {&known_def, &known_tensor_def, &thread_def, &tensor_mark_def, &steps_def, &hook_def};
     enum { TYPES = sizeof(types) / sizeof(*types), MAKERS = sizeof(makers) / sizeof(*makers) };
     layout_text = Py_NewRef(text_of_layout);
     for (int i = 0; i < TYPES; i++)

@@ -73,7 +73,7 @@ class Stream:
                 self._write(last or self.full() or time.monotonic() > self._decide)
             except OSError as error:  # a full disk is no reason to end the program
                 self._ranks = frozenset()
-                self._print(f"the watch ends here: {error.strerror or error}")
+                self._print(f"the watch ends here: {error.filename or self._output}: {error.strerror or error}")
             finally:
                 self._writing = False
 

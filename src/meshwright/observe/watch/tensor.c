@@ -2,6 +2,8 @@
 #include <Python.h>
 #include <string.h>
 
+enum { SAMPLE = 64 };  // bytes; as in known.py
+
 typedef struct {
     PyObject_HEAD
     long long version;                       // -1 of one that does not count
@@ -11,10 +13,13 @@ typedef struct {
     PyObject *value, *kind, *dtype, *device; // of a mark: its identity, and what its text says; else NULL
     PyObject *text;                          // once somebody has asked
     PyObject *odd;                           // why it does not say its shape, as nested ones; else NULL
+    size_t sampled;                          // bytes that were copied; 0 where there are none that can be read here
+    char sample[SAMPLE];
 } KnownTensor;
 
 static PyTypeObject KnownTensorType;
 static PyObject *s_version, *s_shape, *s_data_ptr, *s_same, *s_dtype, *s_device, *s_name;
+static PyObject *s_is_cpu, *s_is_contiguous, *s_nbytes;
 static PyObject *layout_text;  // of describe.py
 
 // Of a function that gets so many arguments; 0 with an exception.
@@ -65,7 +70,8 @@ static int tensor_differs(KnownTensor *self, PyObject *value) {
     if (differs || !self->has_memory) return differs;
     unsigned long long memory = 0;
     int there = memory_of(value, &memory);
-    return there < 0 ? -1 : !there || memory != self->memory;
+    if (there <= 0 || memory != self->memory) return there < 0 ? -1 : 1;
+    return self->sampled && memcmp(self->sample, (void *)(uintptr_t)memory, self->sampled);
 }
 
 static void forget_tensor(PyObject *object) {
@@ -85,14 +91,20 @@ static KnownTensor *new_tensor(void) {
     return self;
 }
 
-// known_tensor(version, shape or None, memory or None)
+// known_tensor(version, shape or None, memory or None, sample)
 static PyObject *known_tensor(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    KnownTensor *self = given_all(count, 3) ? new_tensor() : NULL;
+    KnownTensor *self = given_all(count, 4) ? new_tensor() : NULL;
     if (!self) return NULL;
     self->version = PyLong_AsLongLong(given[0]);
     self->shape = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     self->has_memory = given[2] != Py_None;
     if (self->has_memory) self->memory = PyLong_AsUnsignedLongLong(given[2]);
+    char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (!PyErr_Occurred() && PyBytes_AsStringAndSize(given[3], &bytes, &length) == 0) {
+        self->sampled = length < SAMPLE ? length : SAMPLE;
+        memcpy(self->sample, bytes, self->sampled);
+    }
     if (PyErr_Occurred()) Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -123,10 +135,30 @@ static PyObject *tensor_words(PyObject *value) {
     return NULL;
 }
 
+// What it begins with: `first_bytes` of describe.py. 0, or -1 with an exception.
+static int take_sample(KnownTensor *self, PyObject *value) {
+    PyObject *here = self->memory ? PyObject_GetAttr(value, s_is_cpu) : NULL, *whole = NULL, *bytes = NULL;
+    if (here == Py_True) whole = PyObject_CallMethodNoArgs(value, s_is_contiguous);
+    if (whole == Py_True) bytes = PyObject_GetAttr(value, s_nbytes);
+    if (bytes) self->sampled = PyLong_AsSize_t(bytes);
+    Py_XDECREF(here);
+    Py_XDECREF(whole);
+    Py_XDECREF(bytes);
+    if (PyErr_Occurred()) {
+        self->sampled = 0;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+        PyErr_Clear();
+    }
+    if (self->sampled > SAMPLE) self->sampled = SAMPLE;
+    memcpy(self->sample, (void *)(uintptr_t)self->memory, self->sampled);
+    return 0;
+}
+
 // tensor_mark(value): `_Tensor` of marks.py
 static PyObject *tensor_mark(PyObject *module, PyObject *value) {
     KnownTensor *self = (KnownTensor *)tensor_words(value);
     if (self && (self->has_memory = memory_of(value, &self->memory)) < 0) Py_CLEAR(self);
+    if (self && self->has_memory && take_sample(self, value) < 0) Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -149,7 +181,23 @@ static PyObject *text_of_mark(PyObject *object) {
 static PyObject *get_text(PyObject *self, void *unused) { return text_of_mark(self); }
 static PyObject *get_checker(PyObject *self, void *unused) { return Py_NewRef(self); }
 static PyObject *get_value_id(PyObject *self, void *unused) { return PyLong_FromVoidPtr(((KnownTensor *)self)->value); }
-static PyObject *since(PyObject *self, PyObject *const *given, Py_ssize_t count) { return text_of_mark(self); }
+
+// since(old, value): the text; what is other where that says the same
+static PyObject *text_since(PyObject *self, PyObject *was) {
+    PyObject *text = text_of_mark(self);
+    if (!text || !Py_IS_TYPE(was, &KnownTensorType) || ((KnownTensor *)was)->value != ((KnownTensor *)self)->value)
+        return text;
+    PyObject *old = text_of_mark(was);
+    if (old && PyUnicode_Compare(old, text) == 0) Py_SETREF(text, PyUnicode_FromFormat("%U, other data", text));
+    if (!old) Py_CLEAR(text);
+    Py_XDECREF(old);
+    return text;
+}
+
+static PyObject *since(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    return given_all(count, 2) ? text_since(self, given[0]) : NULL;
+}
+
 static PyObject *again(PyObject *self, PyObject *value) { return PyUnicode_FromString(""); }
 
 static PyObject *same_tensor(PyObject *self, PyObject *value) {

@@ -100,7 +100,7 @@ class Said:
         def asked(first: Any, second: Any) -> str:
             try:
                 return str(method(first, second) or "")
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return shorten(f"({kind}.{what} raises {type(error).__name__}: {error})", 200)
 
         return asked
