@@ -47,7 +47,9 @@ def test_waiting_for_threads_can_be_interrupted(watched: Run, tmp_path: Path) ->
     done = watched(
         "import os, signal, threading, time\n"
         "def work():\n"
-        "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(300)\n"
+        "    time.sleep(0.3)\n"
+        "    for _ in range(60):\n"  # again: a signal just before Python waits for a lock is heard after it
+        "        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(5)\n"
         "threading.Thread(target=work).start()\n"
     )
     assert done.returncode == plain(tmp_path, "program.py").returncode
