@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 
 import meshwright
+from meshwright.native import compiler
 from meshwright.observe.watch import known, marks
 from meshwright.observe.watch.events import Event, read
 
 Look = Callable[..., list[Event]]
+
+HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
+# Not where the C of the watch fails to be built: that is a failure.
+needs_c = pytest.mark.skipif(not compiler() or not HEADERS.exists(), reason="no C compiler, or no headers of Python")
 
 
 def look_in(folder: Path) -> Look:

@@ -16,7 +16,7 @@ from meshwright.observe.watch.describe import first_bytes
 from meshwright.observe.watch.known import EMPTY, Known, KnownTensor, Makers
 from meshwright.observe.watch.marks import _Tensor
 from tests.observe import subjects
-from tests.observe.seen import look_in, short, without_compiler
+from tests.observe.seen import look_in, needs_c, short, without_compiler
 
 PYTHON = Makers(Known, KnownTensor)
 
@@ -24,6 +24,12 @@ PYTHON = Makers(Known, KnownTensor)
 def all_makers() -> list[Any]:
     built = compiled()
     return [pytest.param(PYTHON, id="python"), *([pytest.param(Makers(*built), id="c")] if built else [])]
+
+
+@needs_c
+def test_c_is_built_where_it_can_be() -> None:
+    """Else every test would say what Python does, twice."""
+    assert compiled() is not None
 
 
 def copied(items: dict[str, Any]) -> list[tuple[str, int, Any]]:
@@ -196,7 +202,7 @@ def test_functions_that_a_call_made_are_watched_wherever_they_are(
     assert [one.name for one in events if one.event == "run"] == ["around.<locals>.inner"]
 
 
-@pytest.mark.skipif(not compiled(), reason="C cannot be built here")
+@needs_c
 def test_c_refuses_lists_that_do_not_fit() -> None:
     """It would read behind their end."""
     makers = Makers(*(compiled() or ()))

@@ -199,7 +199,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_loaders_of_data_are_no_ranks(tmp_path: Path, meshwright: Run, way: str) -> None:
     """Nobody says a rank here: the trainer is rank 0, and its loaders write beside it."""
-    pytest.importorskip("torch")
     (tmp_path / "loads.py").write_text(LOADS)
     done = meshwright("watch", "loads.py", "-o", "run", "--", way)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import meshwright
-from tests.observe.seen import look_in
+from tests.observe.seen import look_in, needs_c
+from tests.packages import installed
 
 OLD = pytest.mark.skipif(sys.version_info >= (3, 12), reason="bytecode is rewritten on Python 3.11 only")
 MODULES = [
@@ -106,6 +107,8 @@ def _calls(constant: object) -> str:
 
 
 @OLD
+@needs_c
+@pytest.mark.skipif(not installed("ray"), reason="ray is not installed")
 def test_a_watched_code_has_a_hash_and_is_pickled_as_one_that_does_nothing_else(tmp_path: Path) -> None:
     """As Ray does with functions of a script; whoever unpickles it needs nothing of ours."""
     script = tmp_path / "ships.py"

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import meshwright
-from meshwright.observe.watch.compiled import compiled
 from meshwright.observe.watch.events import Event
 from tests.observe import subjects, variables
-from tests.observe.seen import Look, without_compiler
+from tests.observe.seen import Look, needs_c, without_compiler
 
 OPTIONS: list[dict[str, Any]] = [
     {"attributes": True},
@@ -52,7 +51,7 @@ def all_of_it() -> None:
     subjects.takes(subjects.Loud()), subjects.takes([1]), subjects.takes(torch.ones(2))
 
 
-@pytest.mark.skipif(not compiled(), reason="C cannot be built here")
+@needs_c
 @pytest.mark.parametrize("more", OPTIONS, ids=str)
 def test_c_says_what_python_says(look: Look, more: dict[str, Any]) -> None:
     targets = ["tests.observe.variables", "tests.observe.subjects"]

@@ -32,7 +32,6 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
     told = header.get("distributedInfo")
     if isinstance(told, dict) and told.get("rank") is not None and rank_from != "distributedInfo":
         notes = [*notes, Note(f"distributedInfo tells no rank, but {shorten(repr(told['rank']), 20)}")]
-    untold = _untold(scanned, [text for text, _ in decoded])
     tables = [
         _table(kind, table, number_of, len(scanned.texts)) for kind, table in zip(TABLES, scanned.tables, strict=True)
     ]
@@ -62,7 +61,9 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
         notes=(*notes, *_notes(scanned, wrong)),
         text_bytes=text_bytes,
     )
-    return refined(trace) if is_ascend(trace) else replace(trace, notes=(*trace.notes, *untold))
+    if is_ascend(trace):
+        return refined(trace)
+    return replace(trace, notes=(*trace.notes, *_untold(scanned, [text for text, _ in decoded])))
 
 
 def _wrong(scanned: Scanned, numbers: list[int]) -> int:

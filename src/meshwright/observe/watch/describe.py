@@ -147,7 +147,7 @@ def first_bytes(value: Any) -> bytes:
     Nothing where it lies on a device, or not in one piece: then there may be less than its shape says.
     """
     try:
-        if value.is_cpu and value.is_contiguous():
+        if type(value).__name__ in ORDINARY and value.is_cpu and value.is_contiguous():
             return ctypes.string_at(value.data_ptr(), min(value.nbytes, SAMPLE)) if value.data_ptr() else b""
     except Exception:  # it has no memory
         pass

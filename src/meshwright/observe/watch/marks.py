@@ -99,7 +99,7 @@ class _Tensor(Mark):
             self._layout = kind, shape, value.dtype, value.device
         except Exception as error:
             shape, self._layout = None, undescribed(kind, error)
-        self.checker = makers().known_tensor(self._version, shape, _memory(value), _begin(value))
+        self.checker = makers().known_tensor(self._version, shape, _memory(value), first_bytes(value))
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -112,10 +112,6 @@ class _Tensor(Mark):
     def since(self, old: object, value: Any) -> str:
         same = isinstance(old, _Tensor) and old.value_id == self.value_id and old.text == self.text
         return f"{self.text}, other data" if same else self.text
-
-
-def _begin(tensor: Any) -> bytes:
-    return first_bytes(tensor) if type(tensor).__name__ in ORDINARY else b""
 
 
 def _memory(tensor: Any) -> int | None:
@@ -177,7 +173,7 @@ class _Items(Mark):
         self._known = make(self.keys if self.is_dict else None, self.ids, checkers) if short else None
 
     def _counted(self, items: list[Any]) -> list[Count]:
-        return [(version(items[i]), _memory(items[i]), _begin(items[i])) for i in self.tensors]
+        return [(version(items[i]), _memory(items[i]), first_bytes(items[i])) for i in self.tensors]
 
     def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
         """The first keys of a dict, and the items, of one moment."""

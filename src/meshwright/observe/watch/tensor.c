@@ -2,7 +2,7 @@
 #include <Python.h>
 #include <string.h>
 
-enum { SAMPLE = 64 };  // bytes; as in known.py
+enum { SAMPLE = 64 };  // bytes; as in describe.py
 
 typedef struct {
     PyObject_HEAD
