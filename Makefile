@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint bench docs targets clean light run dev
+.PHONY: help demo test nightly lint bench docs targets clean light run dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s: 
@@ -61,6 +61,10 @@ docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 8
+
+nightly: $(VENV)/.dev  ## rare and long cases: soaks, kills, signals, many random plans (an hour or more)
+	@sh tests/system_packages.sh
+	$(BIN)/python -m pytest -m nightly --durations 8
 
 # Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
 # Frameworks want different versions of the same packages: each has a venv of its own.
