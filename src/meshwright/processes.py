@@ -1,10 +1,12 @@
-"""Starting processes from somebody's script."""
+"""Processes of this machine: started from somebody's script, and looked at from others."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 
 
@@ -22,3 +24,37 @@ def script_left_alone() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = script
+
+
+def this_machine() -> str:
+    """Return a name that is equal for processes that can see each other; empty where that cannot be known."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def started_at(pid: int) -> str:
+    """Return when a process was started, in clock ticks since boot; empty if that cannot be seen.
+
+    Process numbers are used again: number and start together name one process.
+    """
+    return (_stat(pid) + [""] * 20)[19]
+
+
+def state_of(pid: int, started: str = "") -> str:
+    """Return the state as ps prints it (R, S, D, T, Z); empty if the process is gone or its number is another's now.
+
+    >>> state_of(os.getpid(), started_at(os.getpid())) in "RSD"
+    True
+    """
+    found = _stat(pid)
+    return found[0] if found and (not started or found[19] == started) else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the process's name, which may hold spaces and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
