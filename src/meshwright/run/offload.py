@@ -71,9 +71,9 @@ class Elsewhere(Keeper):
         here = [weight for weight in layer.parameters() if not isinstance(weight, DTensor)] if layer else []
         given = set(map(storage_of, here))
         if tensor.untyped_storage().nbytes() < LEAST or storage_of(tensor) in given:
-            return tensor
+            return super().pack(tensor)
         parked = self._moves.parked(tensor, self)
-        return tensor if parked is None else (parked, tensor.dtype, View.of(tensor))
+        return super().pack(tensor) if parked is None else (parked, tensor.dtype, View.of(tensor))
 
     def unpack(self, kept: Any) -> Tensor:
         if isinstance(kept, Tensor):

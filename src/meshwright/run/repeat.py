@@ -96,14 +96,19 @@ class _Repeated:
         given = _given(self.module, inputs)
         saved: list[Tensor] = []
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> None:
+            """Keep nothing in this graph, which no backward pass goes through: an operator that saves its own output
+            would form a cycle of it that no collector sees."""
             if storage(tensor) not in given:
                 saved.append(tensor.detach())
-            return tensor
 
-        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.enable_grad(), saved_tensors_hooks(pack, _never):
             outputs = _tensors(self.function(*inputs))
         self.outputs, self.saved = [one.detach() for one in outputs], saved
+
+
+def _never(_: None) -> Tensor:
+    raise AssertionError("a graph that only lists what an operator saves has no backward pass")
 
 
 def _given(module: nn.Module, inputs: Iterable[Tensor]) -> set[int]:
@@ -116,10 +121,12 @@ def _given(module: nn.Module, inputs: Iterable[Tensor]) -> set[int]:
 
 
 class Keeper:
-    """How tensors that stay for the backward pass are kept: as they are."""
+    """Keep tensors for the backward pass where they are."""
 
     def pack(self, tensor: Tensor) -> Any:
-        return tensor
+        """Return what stands for a tensor in the graph: never the tensor itself. Some operators save their own output
+        (softmax, rsqrt, attention), and node -> output -> node is a cycle in C++ that no collector sees."""
+        return tensor.detach()
 
     def unpack(self, kept: Any) -> Tensor:
         found: Tensor = kept
