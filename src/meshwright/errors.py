@@ -4,7 +4,8 @@
     ├── InputError          the user gave something wrong           exit code 2
     │   ├── UnknownName     a name that is not in a catalogue
     │   └── PlanError       a plan that breaks a named rule
-    └── DoesNotFit          the job cannot be done on this cluster  exit code 1
+    ├── DoesNotFit          the job cannot be done on this cluster  exit code 1
+    └── TrainingFailed      a run began and could not go on         exit code 1
 
 Every error says what was asked, where (file and field), and what would be valid.
 """
@@ -14,12 +15,28 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any
+
+# Exit codes of every verb, and of training under every launcher (docs/train.md has the table).
+FINISHED, FAILED, BAD_INPUT = 0, 1, 2
+STOPPED = 3  # a signal ended the run early, after a checkpoint: no controller may take it for success
+BUG = 70  # a mistake of ours (EX_SOFTWARE of sysexits.h)
 
 
 class MeshwrightError(Exception):
     """Base of every error that meshwright raises on purpose."""
 
-    exit_code = 2
+    exit_code = BAD_INPUT
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors of ranks travel to the process that started them, with all that they carry."""
+        return _copied, (type(self), self.args, self.__dict__)
+
+
+def _copied(kind: type[MeshwrightError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> MeshwrightError:
+    found = kind.__new__(kind, *arguments)
+    found.__dict__.update(facts)
+    return found
 
 
 class InputError(MeshwrightError):
@@ -93,7 +110,7 @@ class PlanError(InputError):
 class DoesNotFit(MeshwrightError):
     """The job cannot be done: says which memory is short and by how much."""
 
-    exit_code = 1
+    exit_code = FAILED
 
     def __init__(self, problem: str, *, short_by_bytes: int) -> None:
         self.problem, self.short_by_bytes = problem, short_by_bytes
@@ -101,6 +118,12 @@ class DoesNotFit(MeshwrightError):
 
     def as_json(self) -> dict[str, object]:
         return {"error": self.problem, "short_by_bytes": self.short_by_bytes}
+
+
+class TrainingFailed(MeshwrightError):
+    """A run that began and could not go on: a lost or stuck rank, memory, a full disk, a loss that diverges."""
+
+    exit_code = FAILED
 
 
 def plain(name: str) -> str:

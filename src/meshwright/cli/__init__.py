@@ -1,7 +1,7 @@
 """How a person says it: one thin file per verb, no logic.
 
-Exit codes: 0 done, 1 the job cannot be done, 2 bad input, 70 a bug of ours. Errors go to standard error in one line;
-with --json also to standard output as an object.
+Exit codes: 0 done, 1 the job cannot be done or a run failed, 2 bad input, 3 a run was stopped early, 70 a bug of ours.
+Errors go to standard error in one line; with --json also to standard output as an object.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import TextIO
 import click
 
 from meshwright import __version__
-from meshwright.errors import DoesNotFit, InputError, MeshwrightError, closest_names
-
-BUG = 70  # exit code of a mistake of ours, apart from 1 (does not fit) and 2 (bad input)
+from meshwright.errors import BUG, DoesNotFit, InputError, MeshwrightError, closest_names
 
 # verb -> module that holds it; a verb's file is imported only when it is used
 VERBS = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshwright.cli.common import as_json, console, load_plan, print_json
 from meshwright.cli.training_options import run_of, training_options
-from meshwright.errors import InputError
+from meshwright.errors import STOPPED, InputError
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
@@ -33,7 +34,7 @@ nodes of different kinds become parts of one job (Slurm: hetjob, Kubernetes: rep
 --partition, --constraint and --node-selector once for all nodes, or once for each group of the plan's cluster.
 slurm and kubernetes submit with sbatch and kubectl; torchrun only prints its commands, one per node.
 With --output, a job that is preempted, runs out of time or fails goes on from its last checkpoint.
-Exit codes: 0 submitted, trained or printed; 1 not taken, or the run failed; 2 bad input.
+Exit codes: 0 submitted, trained or printed; 1 not taken, or the run failed; 2 bad input; 3 stopped early.
 """
 # What only some places understand.
 _OF = {
@@ -152,8 +153,10 @@ def _train(request: Request, promised: Estimate, where: Where, *, json_: bool) -
     from meshwright.launch import ray_driver
 
     if json_:
-        ray_driver.train(request, promised, print_step, address=where.address)
-        return
-    say_plan(console(), request.job, request.plan, promised)
-    with Screen(request.run.steps) as screen:
-        ray_driver.train(request, promised, screen, address=where.address)
+        stopped = ray_driver.train(request, promised, print_step, address=where.address)
+    else:
+        say_plan(console(), request.job, request.plan, promised)
+        with Screen(request.run.steps) as screen:
+            stopped = ray_driver.train(request, promised, screen, address=where.address)
+    if stopped:
+        sys.exit(STOPPED)

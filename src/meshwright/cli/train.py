@@ -9,6 +9,7 @@ import click
 
 from meshwright.cli.common import as_json, complete_models, console, plan_options
 from meshwright.cli.training_options import run_of, training_options
+from meshwright.errors import STOPPED
 
 if TYPE_CHECKING:
     from meshwright.plan import Job, Plan
@@ -30,8 +31,8 @@ degrees multiply to. Processes are started on this machine; under torchrun the s
 \b
 --json prints one object per step: step, loss, grad_norm, step_time_s, predicted_step_time_s, peak_memory_bytes, mfu;
 with --eval-every also one per evaluation: step, evaluation_loss.
-Ctrl-C and SIGTERM end the run after a whole step, with a checkpoint where there is an --output.
-Exit codes: 0 trained, or stopped when asked; 1 the run failed or nothing fits; 2 bad input.
+Ctrl-C, SIGTERM and SIGUSR1 to any process end the run after a whole step, with a checkpoint where there is an --output.
+Exit codes: 0 trained to the end; 1 the run failed or nothing fits; 2 bad input; 3 stopped early.
 """
 
 
@@ -63,12 +64,14 @@ def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
     promised = front.check(job, plan, run)
     front.make_folders(plan, run)
     if json_:
-        front.start(job, plan, run, promised, print_step)
-        return
-    if first():
-        say_plan(console(), job, plan, promised)
-    with Screen(run.steps) as screen:
-        front.start(job, plan, run, promised, screen)
+        stopped = front.start(plan, run, promised, print_step, ours=True)
+    else:
+        if first():
+            say_plan(console(), job, plan, promised)
+        with Screen(run.steps) as screen:
+            stopped = front.start(plan, run, promised, screen, ours=True)
+    if stopped:
+        sys.exit(STOPPED)
 
 
 def print_step(event: dict[str, Any]) -> None:

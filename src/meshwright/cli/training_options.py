@@ -54,6 +54,13 @@ _OPTIONS = (
         "--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do."
     ),
     click.option("--guard/--no-guard", default=True, help="Leave out steps whose loss is far too high (default: do)."),
+    click.option(
+        "--wait",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help="How long a rank may let others wait before the run fails (default: 20 predicted steps, 300 at least).",
+    ),
     click.option("--profile", default="", help="Write a trace of three steps per process to this folder."),
 )
 

@@ -6,29 +6,33 @@ torchrun. Events come back through a queue of Ray's; the first failure ends all.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.cluster import Device
 from meshwright.cost.estimate import Estimate
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import STOPPED, InputError, TrainingFailed
 from meshwright.launch.placement import Alike
-from meshwright.launch.ray_rank import Rank, ask_to_end
+from meshwright.launch.ray_rank import Messages, Rank, ask_to_end
 from meshwright.launch.request import Request
 from meshwright.launch.vendors import vendor_of, visible
+from meshwright.processes import this_machine
 from meshwright.run.front import make_folders
-from meshwright.run.launch import AT_ONCE, STOPPING, TrainingFailed, Work
+from meshwright.run.launch import Work, again, asked_to_stop
+from meshwright.run.stop_signals import AT_ONCE, stopping
 
 Event = dict[str, Any]
 Bundle = dict[str, float]
 _ROOM = 600.0  # seconds to wait for nodes: others may be using them, or they have yet to start
-_KNOWN = 2.0  # seconds that others get to say why, once one has failed
+_KNOWN = 2.0  # seconds that others get to end, once one has said why
+_PATIENCE = 15.0  # the same to find out why, once one was lost
+_TOGETHER = 25.0  # the same once one has stopped
 _NOT_HIDDEN = ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES")  # fmt: skip
 
@@ -70,25 +74,29 @@ def accelerator_type(device: Device) -> str:
 
 def train(
     request: Request, promised: Estimate, tell: Callable[[Event], None], *, address: str = "", room: float = _ROOM
-) -> None:
-    """Train on a running cluster of Ray; returns when the run has ended, raises what ended it too early."""
+) -> int:
+    """Train on a running cluster of Ray until the run has ended; raises what made it fail.
+
+    Return the signal that stopped it early, or 0.
+    """
     ray = connected(address)
     from ray.util.queue import Queue
 
     work = Work(request.plan.to_table(), request.run, promised.step_seconds, promised.mfu, request.plan.devices)
     try:
-        with _asked() as asked:
+        with asked_to_stop() as asked:
             group = _nodes(ray, request, room, asked)
             make_folders(request.plan, request.run)
             queue = Queue(actor_options={"num_cpus": 0})
             members = _start(ray, request, group, room)
             shared = {"MASTER_ADDR": members[0].host, "MASTER_PORT": str(members[0].port)}
             shared["WORLD_SIZE"] = str(work.world)
+            driver = this_machine(), os.getpid()
             running = {
-                member.actor.train.remote(work, shared | member.place, queue if rank == 0 else _Nobody()): rank
+                member.actor.train.remote(work, shared | member.place, driver, Messages(queue, events=rank == 0)): rank
                 for rank, member in enumerate(members)
             }
-            _watch(ray, members, running, queue, tell, asked)
+            return _Watch(ray, members, running, queue, tell, asked).until_the_end()
     finally:
         ray.shutdown()  # ends what this program has started: actors, the queue, the placement group
 
@@ -105,13 +113,6 @@ class _Member:
     where: Any  # the node, as Ray's scheduler is told
 
 
-class _Nobody:
-    """Events of all processes but the first are in the run's folder."""
-
-    def put(self, event: Event) -> None:
-        pass
-
-
 def connected(address: str) -> Any:
     """Ray, joined to a running cluster."""
     try:
@@ -120,12 +121,25 @@ def connected(address: str) -> Any:
         raise InputError("is not installed", field="--on ray", valid="pip install 'meshwright[ray]'") from None
     try:
         _reachable(address)
+        _errors_to_stderr()
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:  # a refused connection is an OSError
         problem = f"no cluster of Ray answers{f' at {address}' if address else ''}: {_first_line(error)}"
         valid = "HOST:PORT of one; 'ray start --head' starts one here"
         raise InputError(problem, field="--address", valid=valid) from None
     return ray
+
+
+def _errors_to_stderr() -> None:
+    """Let Ray print what it says of lost workers to standard error, not among the steps (private; seen in Ray 2.60)."""
+    from ray._private import worker
+
+    usual = worker.print_to_stdstream
+
+    def to_stderr(data: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        usual({**data, "is_err": True}, *arguments, **options)
+
+    worker.print_to_stdstream = to_stderr
 
 
 def _reachable(address: str) -> None:
@@ -135,7 +149,7 @@ def _reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _nodes(ray: Any, request: Request, room: float, asked: list[float]) -> Any:
+def _nodes(ray: Any, request: Request, room: float, asked: list[tuple[int, float]]) -> Any:
     """The placement group, once its nodes are there."""
     wanted = bundles(request)
     group = ray.util.placement_group(wanted, strategy="STRICT_SPREAD")
@@ -195,71 +209,86 @@ def _place(some: Alike, rank: int) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(some.per_node)}
 
 
-@contextmanager
-def _asked() -> Iterator[list[float]]:
-    """When somebody asked the run to end."""
-    found: list[float] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: found.append(time.monotonic())) for number in numbers]
-    try:
-        yield found
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+class _Watch:
+    """Watches the actors of a run until all have ended."""
 
+    def __init__(
+        self,
+        ray: Any,
+        members: list[_Member],
+        running: dict[Any, int],
+        queue: Any,
+        tell: Callable[[Event], None],
+        asked: list[tuple[int, float]],
+    ) -> None:
+        self._ray, self._members, self._running, self._queue = ray, members, running, queue
+        self._tell, self._asked = tell, asked
+        self._passed_on = self._told = 0  # the signal that all were sent; the one that some rank was
+        self._failures: list[Event] = []
+        self._lost: dict[int, str] = {}  # ranks that ended without an answer, and what Ray says
+        self._codes: list[int] = []
+        self._stopped_event = False
 
-def _watch(
-    ray: Any,
-    members: list[_Member],
-    running: dict[Any, int],
-    queue: Any,
-    tell: Callable[[Event], None],
-    asked: list[float],
-) -> None:
-    """Until all have ended; a failure ends the others, a signal asks all to end."""
-    failures: list[Event] = []
-    told, since = False, float("inf")
-    while running and time.monotonic() < since + _KNOWN:
-        if asked and not told:
-            told = True
-            print(STOPPING, file=sys.stderr)  # noqa: T201
-            for member in members:
-                near = ray.remote(ask_to_end).options(num_cpus=0, scheduling_strategy=member.where)
-                near.remote(member.process)
-        if len(asked) > 1:
+    def until_the_end(self) -> int:
+        """Return the signal that stopped the run early, or 0; raises why it failed. A failure ends the others."""
+        until = float("inf")
+        while self._running and time.monotonic() < until:
+            self._pass_on()
+            ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=0.2)
+            self._take()
+            for one in ended:
+                self._end(one, self._running.pop(one))
+            if self._failures or self._lost or any(self._codes):
+                patience = _KNOWN if self._failures else _PATIENCE if self._lost else _TOGETHER
+                until = min(until, time.monotonic() + patience)
+        self._take()
+        if self._failures or self._lost:
+            raise self._reason()
+        if STOPPED not in self._codes:
+            return 0
+        if not self._stopped_event:  # before the first step: nobody was listening yet
+            self._tell({"event": "stopped", "time": time.time(), "step": 0})
+        return self._passed_on or self._told or signal.SIGTERM
+
+    def _pass_on(self) -> None:
+        """Ask all ranks to end after a whole step."""
+        if again(self._asked):
             raise TrainingFailed(AT_ONCE)
-        ended, _ = ray.wait(list(running), num_returns=1, timeout=0.2)
-        for event in _waiting(queue):
-            tell(event)
-        for one in ended:
-            rank = running.pop(one)
-            if failure := _failure(ray, one, rank, asked=bool(asked)):
-                failures.append(failure)
-                since = min(since, time.monotonic())
-    for event in _waiting(queue):
-        tell(event)
-    if failures and asked and all(failure["consequence"] for failure in failures):
-        tell({"event": "stopped", "time": time.time(), "step": 0})  # before the first step: nobody was listening yet
-    elif failures:
-        raise min(failures, key=lambda failure: (failure["consequence"], failure["time"]))["error"]
+        if self._asked and not self._passed_on:
+            self._passed_on = self._asked[0][0]
+            if not self._told:
+                print(stopping(self._passed_on), file=sys.stderr)  # noqa: T201
+            for member in self._members:
+                near = self._ray.remote(ask_to_end).options(num_cpus=0, scheduling_strategy=member.where)
+                near.remote(member.process)
 
+    def _take(self) -> None:
+        """Take the messages that have come."""
+        count = self._queue.qsize()
+        for kind, _, facts in self._queue.get_nowait_batch(count) if count else []:
+            if kind == "event":
+                self._stopped_event = self._stopped_event or facts["event"] == "stopped"
+                self._tell(facts)
+            elif kind == "failure":
+                self._failures.append(facts)
+            elif not self._asked:  # a rank was sent a signal of its own
+                self._told = facts["signal"]
+                print(facts["text"], file=sys.stderr)  # noqa: T201
 
-def _waiting(queue: Any) -> list[Event]:
-    """Events that have come."""
-    count = queue.qsize()
-    return list(queue.get_nowait_batch(count)) if count else []
+    def _end(self, one: Any, rank: int) -> None:
+        """Note how a rank ended; one that gives no answer ended itself, was killed, or was on a node that is lost."""
+        try:
+            self._codes.append(int(self._ray.get(one)))
+        except self._ray.exceptions.RayError as error:
+            self._lost[rank] = _first_line(error)
 
-
-def _failure(ray: Any, one: Any, rank: int, *, asked: bool) -> Event | None:
-    """What a process says of its end; one that cannot say anything was killed, or is on a node that was lost."""
-    try:
-        found: Event | None = ray.get(one)
-    except ray.exceptions.RayError as error:
-        problem = TrainingFailed(f"rank {rank} was lost: {_first_line(error)}")
-        return {"error": problem, "consequence": asked, "time": time.time()}
-    if found and not isinstance(found["error"], MeshwrightError):
-        return found | {"error": TrainingFailed(str(found["error"]))}
-    return found
+    def _reason(self) -> Exception:
+        if self._failures:
+            error: Exception = min(self._failures, key=lambda facts: float(facts["time"]))["error"]
+            return error
+        rank, why = next(iter(self._lost.items()))
+        member = self._members[rank]
+        return TrainingFailed(f"rank {rank} ({member.host}, process {member.process}) was lost: {why}")
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.errors import InputError, shorten
+from meshwright.errors import STOPPED, InputError, shorten
 from meshwright.launch.placement import Alike
 from meshwright.launch.request import GRACE, Request
 from meshwright.launch.vendors import vendor_of, visible
@@ -46,7 +46,7 @@ srun {steps} &
 _GO_ON = """step=$!
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
-if [ -n "$over" ] && [ "$code" -eq 0 ]; then
+if [ -n "$over" ] && [ "$code" -eq {stopped} ]; then  # stopped early, with a checkpoint
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
@@ -92,7 +92,12 @@ def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - froz
         train=shlex.join([sys.executable, "-m", *request.command]), nodes=nodes, world=request.plan.devices, steps=steps,
         ending=_ASK if again else "", logs=shlex.quote(log_folder(request)),
     )  # fmt: skip
-    return head + "#SBATCH hetjob\n".join(parts) + body + (_GO_ON if again else "wait $!\n")
+    return (
+        head
+        + "#SBATCH hetjob\n".join(parts)
+        + body
+        + (_GO_ON.replace("{stopped}", str(STOPPED)) if again else "wait $!\n")
+    )
 
 
 def _seconds(time: str) -> float:

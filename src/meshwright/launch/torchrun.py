@@ -1,4 +1,4 @@
-"""torchrun's command on every node.
+"""torchrun's command on every node, through an agent that keeps our exit codes (`torchrun_agent.py`).
 
 Several nodes meet by torchrun's static rendezvous, not by c10d: c10d numbers nodes by their host names (PyTorch 2.13,
 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py sorts participants, run.py ignores --node-rank), and a plan
@@ -15,11 +15,13 @@ from meshwright.launch.placement import Alike, in_words
 from meshwright.launch.request import PORT, Request
 from meshwright.launch.vendors import visible
 
+AGENT = ("python", "-m", "meshwright.launch.torchrun_agent")
+
 
 def torchrun(request: Request, some: Alike, *, node: str, address: str, port: str = str(PORT)) -> list[str]:
     """The arguments on one node; `node` is its number among all, `address` the first one's."""
     count = sum(each.nodes for each in request.nodes)
-    start = ["torchrun", f"--nproc-per-node={some.per_node}"]
+    start = [*AGENT, f"--nproc-per-node={some.per_node}"]
     if count == 1:
         start.append("--standalone")
     else:
@@ -35,7 +37,7 @@ def script(request: Request, address: str = "") -> str:
     >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1x4xh100"), 4, seq_len=32)
     >>> print(script(Request(job, mw.Plan.of({"dp": 4}, job), "plan.json", Training(steps=5))), end="")
     # ranks 0-3: 1 node of 4 h100
-    torchrun --nproc-per-node=4 --standalone -m meshwright train --plan plan.json --steps 5
+    python -m meshwright.launch.torchrun_agent --nproc-per-node=4 --standalone -m meshwright train --plan plan.json --steps 5
     """
     every = request.nodes
     host, port = _parted(address) if sum(some.nodes for some in every) > 1 else ("", "")

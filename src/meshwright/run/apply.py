@@ -47,6 +47,7 @@ from meshwright.run.relayout import Bridge, Holding
 from meshwright.run.sharding import shard
 from meshwright.run.stage import Stage
 from meshwright.run.tensor_parallel import cut
+from meshwright.run.torch_private import group_timeout
 
 Values = Callable[[str, Sequence[int]], Tensor]  # the whole value of a parameter, by name and shape
 Holdings = list[dict[int, Holding]]  # of every span of a stage, by process
@@ -144,7 +145,7 @@ def _alone(plan: Plan, groups: Groups) -> Line:
     if not dist.is_initialized():
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     if "alone" not in groups:
-        groups["alone"] = dist.new_subgroups(1)[0]
+        groups["alone"] = dist.new_subgroups(1, timeout=group_timeout())[0]
     return Line(1, 0, groups["alone"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,13 @@ def _opened(run: Training, held_out: int, split: str, facts: dict[str, int]) -> 
         raise
 
 
-def start(job: Job, plan: Plan, run: Training, promised: Estimate, tell: Callable[[Event], None]) -> None:
-    """Train; returns when the run has ended, raises what ended it too early."""
+def start(plan: Plan, run: Training, promised: Estimate, tell: Callable[[Event], None], *, ours: bool = False) -> int:
+    """Train until the run has ended; raises what made it fail. Return the signal that stopped it early, or 0.
+
+    `ours`: this process is no program of the user's; a launcher's rank may end it.
+    """
     make_folders(plan, run)
-    launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell)
+    return launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell, ours=ours)
 
 
 def make_folders(plan: Plan, run: Training) -> None:
@@ -119,7 +123,10 @@ def _made(folder: str, option: str) -> None:
 def train(
     plan: Plan, data: str = "synthetic", *, steps: int, tell: Callable[[Event], None] | None = None, **options: Any
 ) -> list[Event]:
-    """Train under a plan on this machine, or as one of the processes that a launcher started; returns its events."""
+    """Train under a plan on this machine, or as one of the processes that a launcher started; return its events.
+
+    A signal that stopped the run early is passed on to the program once the run has saved.
+    """
     run = convert({"steps": steps, "data": data, **options}, Training)
     if not isinstance(plan, Plan):
         raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan", valid="Plan.load(path)")
@@ -131,7 +138,9 @@ def train(
         if tell:
             tell(event)
 
-    start(job, plan, run, check(job, plan, run), both)
+    stopped = start(plan, run, check(job, plan, run), both)
+    if stopped:
+        signal.raise_signal(stopped)
     return found
 
 

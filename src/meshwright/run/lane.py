@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meshwright.plan.strategy import Strategy
 from meshwright.run.collectives import ALONE, Line, copied, gathered, scattered, summed
+from meshwright.run.torch_private import group_timeout
 
 Groups = dict[str, Any]  # process groups by the ranks they join
 
@@ -103,7 +104,7 @@ def _line(grid: Tensor, kept: list[int], made: Groups) -> Line:
     rest = [i for i in range(grid.dim()) if i not in kept]
     every = grid.permute(*rest, *kept).reshape(-1, size).tolist()
     if str(every) not in made:
-        made[str(every)] = dist.new_subgroups_by_enumeration(every)[0]
+        made[str(every)] = dist.new_subgroups_by_enumeration(every, timeout=group_timeout())[0]
     mine: list[int] = next((row for row in every if dist.get_rank() in row), [])
     return Line(size, mine.index(dist.get_rank()) if mine else 0, made[str(every)])
 

@@ -11,26 +11,22 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import STOPPED, InputError, TrainingFailed
 from meshwright.processes import script_left_alone
 from meshwright.run.options import Training
+from meshwright.run.stop_signals import AT_ONCE, SAME, SIGNALS, stopping
 
-STOPPING = "stopping after this step; again: at once"
-AT_ONCE = "stopped at once; the last whole checkpoint is kept"
-_PATIENCE = 8.0  # seconds that processes get to end by themselves after one has failed, or to say why
-_KNOWN = 1.0  # once one has said why
+_PATIENCE = 12.0  # seconds that processes get to find out why, once one has ended too early
+_KNOWN = 1.0  # the same once one has said why
+_TOGETHER = 25.0  # seconds that processes get to end, once one has ended because the run was stopped
 Event = dict[str, Any]
-
-
-class TrainingFailed(MeshwrightError):
-    """A run that started and could not go on."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -50,113 +46,168 @@ def joined_from_outside() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(work: Work, tell: Callable[[Event], None]) -> None:
-    """Train under a plan; `tell` gets the events of the first process. Raises what ended the run too early."""
+def launch(work: Work, tell: Callable[[Event], None], *, ours: bool = False) -> int:
+    """Train under a plan; `tell` gets the events of the first process. Raises what ended the run too early.
+
+    Return the signal that stopped the run early, or 0. `ours`: the process is no program of the user's; one of several
+    that a launcher has started then ends here, with its exit code.
+    """
     if joined_from_outside():
-        _outside(work, tell)
-    elif work.world == 1:
+        return _outside(work, tell, ours=ours)
+    if work.world == 1:
         from meshwright.run.worker import work_alone
 
-        work_alone(work, tell)
-    else:
-        _local(work, tell)
+        return work_alone(work, tell)
+    return _local(work, tell)
 
 
-def _outside(work: Work, tell: Callable[[Event], None]) -> None:
-    said = int(os.environ["WORLD_SIZE"])
-    if said != work.world:
-        problem = f"the plan runs on {work.world} devices, the launcher started {said} processes"
-        raise InputError(problem, field="--plan", valid=f"a plan for {said} devices, or {work.world} processes")
-    from meshwright.run.worker import work_together
+def _outside(work: Work, tell: Callable[[Event], None], *, ours: bool) -> int:
+    started = int(os.environ["WORLD_SIZE"])
+    if started != work.world:
+        problem = f"the plan runs on {work.world} devices, the launcher started {started} processes"
+        raise InputError(problem, field="--plan", valid=f"a plan for {started} devices, or {work.world} processes")
+    from meshwright.run.worker import work_alone, work_together
 
-    work_together(work, int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), tell)
+    if work.world == 1:
+        return work_alone(work, tell)
+    return work_together(work, int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), tell, ours=ours)
 
 
-def _local(work: Work, tell: Callable[[Event], None]) -> None:
+def _local(work: Work, tell: Callable[[Event], None]) -> int:
     """Forked from a server that has imported torch and done nothing with it: a start is cheap, threads are fresh."""
-    work = replace(work, port=free_port())
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["meshwright.run.worker"])
-    events: Any = context.Queue()
-    watched, held = context.Pipe(duplex=False)  # closes when this process ends, however it ends
-    from meshwright.run.worker import enough_devices, work_locally
+    from meshwright.run.worker import enough_devices, store_of_ranks, work_locally
 
     enough_devices(work.world)
+    store = store_of_ranks()
+    work = replace(work, port=store.port)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["meshwright.run.rank_server"])
+    messages: Any = context.Queue()
     processes = [
-        context.Process(target=work_locally, args=(work, rank, events, watched), name=f"meshwright-{rank}", daemon=True)
+        context.Process(
+            target=work_locally, args=(work, rank, messages, os.getpid()), name=f"meshwright-{rank}", daemon=True
+        )
         for rank in range(work.world)
     ]
     # Ctrl-C reaches the whole group of processes; the workers are told by us, and end after a whole step.
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    asked: list[float] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: asked.append(time.monotonic()))
+    with asked_to_stop() as asked:
+        try:
+            with script_left_alone():
+                for process in processes:
+                    process.start()
+            return _Watch(processes, messages, tell, asked).until_the_end()
+        finally:
+            _end(processes)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[tuple[int, float]]]:
+    """Collect signals that ask to stop, with their times, in a launcher; outside the main thread there are none."""
+    found: list[tuple[int, float]] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def hear(number: int, _: object) -> None:
+        found.append((number, time.monotonic()))
+
+    wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hear) for number in wanted}
     try:
-        with script_left_alone():
-            for process in processes:
-                process.start()
-        _watch(processes, events, tell, asked)
+        yield found
     finally:
-        _end(processes)
-        held.close()
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(processes: list[Any], events: Any, tell: Callable[[Event], None], asked: list[float]) -> None:
-    """Until all have ended; a failure ends the others, a signal asks all to end."""
-    failures: list[tuple[int, dict[str, Any]]] = []
-    told, since = False, float("inf")
-    while True:
-        if asked and not told:
-            told = True
-            _ask(processes)
-        if len(asked) > 1:
+def again(asked: list[tuple[int, float]]) -> bool:
+    """Return True if a second signal came: not the first one, passed on by somebody else too."""
+    return bool(asked) and asked[-1][1] > asked[0][1] + SAME
+
+
+class _Watch:
+    """Watches the processes of a run on this machine until all have ended."""
+
+    def __init__(
+        self, processes: list[Any], messages: Any, tell: Callable[[Event], None], asked: list[tuple[int, float]]
+    ) -> None:
+        self._processes, self._messages, self._tell, self._asked = processes, messages, tell, asked
+        self._passed_on = self._told = 0  # the signal that all were sent; the one that some rank was
+        self._failures: list[Event] = []
+        self._stopped_event = False
+
+    def until_the_end(self) -> int:
+        """Return the signal that stopped the run early, or 0; raises why it failed. A failure ends the others."""
+        until = float("inf")
+        while True:
+            self._pass_on()
+            alive = any(process.is_alive() for process in self._processes)
+            taken = self._take(0.1 if alive else 0.5)
+            ended = [process for process in self._processes if process.exitcode not in (None, 0)]
+            failed = [process for process in ended if process.exitcode != STOPPED]
+            if ended or self._failures:
+                patience = _KNOWN if self._failures else _PATIENCE if failed else _TOGETHER
+                until = min(until, time.monotonic() + patience)
+            if not taken and (not alive or time.monotonic() > until):
+                break
+        if self._failures or failed:
+            raise self._reason(failed)
+        if not ended:
+            return 0
+        if not self._stopped_event:  # before the first step: nobody was listening yet
+            self._tell({"event": "stopped", "time": time.time(), "step": 0})
+        return self._passed_on or self._told or signal.SIGTERM
+
+    def _pass_on(self) -> None:
+        """Ask all processes to end after a whole step."""
+        if again(self._asked):
             raise TrainingFailed(AT_ONCE)
-        alive = any(process.is_alive() for process in processes)
+        if self._asked and not self._passed_on:
+            self._passed_on = self._asked[0][0]
+            if not self._told:
+                print(stopping(self._passed_on), file=sys.stderr)  # noqa: T201
+            for process in self._processes:
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGTERM)
+
+    def _take(self, seconds: float) -> bool:
+        """Take one message; return True if there was one."""
         try:
-            kind, rank, facts = events.get(timeout=0.1 if alive else 0.5)
+            kind, _, facts = self._messages.get(timeout=seconds)
         except queue.Empty:
-            kind, rank, facts = "", 0, {}
+            return False
         if kind == "event":
-            tell(facts)
+            self._stopped_event = self._stopped_event or facts["event"] == "stopped"
+            self._tell(facts)
         elif kind == "failure":
-            failures.append((rank, facts))
-        died = [process for process in processes if process.exitcode not in (None, 0)]
-        if failures or died:
-            since = min(since, time.monotonic())
-        known = any(not facts["consequence"] for _, facts in failures) or any(p.exitcode < 0 for p in died)
-        if not kind and (not alive or time.monotonic() > since + (_KNOWN if known and failures else _PATIENCE)):
-            break
-    if asked and died and all(facts["consequence"] for _, facts in failures):
-        tell({"event": "stopped", "time": time.time(), "step": 0})  # before the first step: nobody was listening yet
-    elif failures or died:
-        raise _reason(failures, died)
+            self._failures.append(facts)
+        elif not self._asked:  # a rank was sent a signal of its own
+            self._told = facts["signal"]
+            print(facts["text"], file=sys.stderr)  # noqa: T201
+        return True
+
+    def _reason(self, failed: list[Any]) -> Exception:
+        """Return why the run failed: what ranks found out, else how the first process ended."""
+        killed = [process for process in failed if process.exitcode < 0]
+        if self._failures:
+            error: Exception = min(self._failures, key=lambda facts: float(facts["time"]))["error"]
+            ends = [ended_by(one.exitcode) for one in killed if f"process {one.pid}) was ended" in str(error)]
+            return TrainingFailed(f"{error}: {ends[0]}") if ends else error
+        process = (killed or failed)[0]
+        who = f"rank {process.name.rpartition('-')[2]} ({socket.gethostname()}, process {process.pid})"
+        return TrainingFailed(f"{who} {ended_by(process.exitcode)}")
 
 
-def _ask(processes: list[Any]) -> None:
-    """All to end after a whole step."""
-    print(STOPPING, file=sys.stderr)  # noqa: T201
-    for process in processes:
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGTERM)
+def ended_by(code: int) -> str:
+    """Return how a process ended, for people.
 
-
-def _reason(failures: list[tuple[int, dict[str, Any]]], died: list[Any]) -> Exception:
-    """The failure that came first for a reason of its own; a lost peer is a consequence."""
-    said = sorted((facts for _, facts in failures), key=lambda facts: (facts["consequence"], facts["time"]))
-    killed = [process for process in died if process.exitcode < 0]
-    if said and not (said[0]["consequence"] and killed):
-        error: Exception = said[0]["error"]
-        return error
-    first = (killed or died)[0]
-    number = first.name.rpartition("-")[2]
-    if first.exitcode > 0:
-        return TrainingFailed(f"process {number} ended with code {first.exitcode}")
-    name = signal.Signals(-first.exitcode).name
-    return TrainingFailed(
-        f"process {number} was ended by {name}{': was it out of memory?' if name == 'SIGKILL' else ''}"
-    )
+    >>> ended_by(-9), ended_by(4)
+    ('was ended by SIGKILL: was it out of memory?', 'ended with code 4')
+    """
+    if code >= 0:
+        return f"ended with code {code}"
+    name = signal.Signals(-code).name
+    return f"was ended by {name}{': was it out of memory?' if name == 'SIGKILL' else ''}"
 
 
 def _end(processes: list[Any]) -> None:

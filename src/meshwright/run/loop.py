@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, TrainingFailed
 from meshwright.plan import Job, Plan
 from meshwright.run.apply import Values, apply
 from meshwright.run.checkpoint import Checkpoints, Found, latest
@@ -26,7 +25,6 @@ from meshwright.run.events import Events
 from meshwright.run.feed import Feed
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
-from meshwright.run.launch import STOPPING
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.options import Training
@@ -34,6 +32,7 @@ from meshwright.run.parallel import Parallel
 from meshwright.run.part import MicroBatch
 from meshwright.run.scaling import LossScale
 from meshwright.run.sharding import local
+from meshwright.run.watchdog import SAVING, Watchdog
 from meshwright.run.weights import values_from
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -68,8 +67,13 @@ class Loop:
     bad: int = 0  # steps in a row whose gradients were no numbers
 
 
-def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str = "cpu") -> None:
-    """Train; every process of the plan calls this. `tell` gets every event of the first process."""
+def train(
+    job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str, watchdog: Watchdog
+) -> int:
+    """Train; every rank of the plan calls this. Return the signal that stopped the run early, or 0.
+
+    `tell` gets every event of the first rank.
+    """
     rank = dist.get_rank() if dist.is_initialized() else 0
     events = Events(run.output, rank)
 
@@ -78,9 +82,12 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
         if rank == 0:
             tell(found)
 
+    watchdog.phase("opening the data")
     data = _data(job, run, "train")
     held = _data(job, run, "evaluation") if run.evaluate_every else None
+    watchdog.phase("building the model", SAVING)
     loop = begin(job, plan, run, device)
+    watchdog.phase("reading the checkpoint", SAVING)
     checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
     start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
     say(
@@ -91,32 +98,39 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
         parameters=job.model.parameters,
         trained=loop.part.trained(),
     )
-    stopped = False
-    with _asked() as asked, Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
-        for step, batches in feed:
+    stopped, step = False, start
+    with Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
+        for index, batches in feed:
+            step = index + 1
+            watchdog.step(step)
             begun = time.perf_counter()
             if loop.dynamic:
-                loop.dynamic.before(step)
-            facts = advance(loop, batches, step, stop=asked())
+                loop.dynamic.before(index)
+            facts = advance(loop, batches, index, stop=watchdog.asked() > 0)
             seconds = time.perf_counter() - begun
-            stopped = facts.pop("stop")
-            say("step", step=step + 1, **facts, **_speed(job, prediction, seconds, device))
-            for move in loop.dynamic.after(step, healthy="skipped" not in facts) if loop.dynamic else ():
-                say("precision", step=step + 1, **move)
+            stopped = facts.pop("stop") and step < run.steps
+            say("step", step=step, **facts, **_speed(job, prediction, seconds, device))
+            for move in loop.dynamic.after(index, healthy="skipped" not in facts) if loop.dynamic else ():
+                say("precision", step=step, **move)
             traced()
-            if held and (step + 1) % run.evaluate_every == 0:
-                say("evaluation", step=step + 1, loss=_evaluate(loop, held, device))
-            if checkpoints and (stopped or step + 1 == run.steps or _due(step + 1, run.save_every)):
-                checkpoints.save(step + 1, loop.part, loop.optimizer, _kept(loop))
-                say("checkpoint", step=step + 1)
+            if held and step % run.evaluate_every == 0:
+                say("evaluation", step=step, loss=_evaluate(loop, held, device, watchdog))
+            if checkpoints and (stopped or step == run.steps or _due(step, run.save_every)):
+                watchdog.phase(f"saving step {step}", SAVING)
+                checkpoints.save(step, loop.part, loop.optimizer, _kept(loop))
+                say("checkpoint", step=step)
             if stopped:
                 break
+            watchdog.phase(f"reading the samples of step {step + 1}")
         if checkpoints:
+            watchdog.phase(f"saving step {step}", SAVING)
             checkpoints.wait()
         if run.export and not stopped:
+            watchdog.phase("exporting the model", SAVING)
             write_whole(job.model, loop.part, run.export)
-    say("stopped" if stopped else "end", step=max(start, step + 1) if start < run.steps else start)
+    say("stopped" if stopped else "end", step=step)
     events.close()
+    return (watchdog.asked() or signal.SIGTERM) if stopped else 0
 
 
 def _data(job: Job, run: Training, split: Any) -> Source:
@@ -158,7 +172,7 @@ def advance(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool)
     loop.bad = 0 if good else loop.bad + 1
     if loop.bad >= _BAD_STEPS:
         problem = f"gradients have been no finite numbers for {loop.bad} steps, up to step {step + 1}"
-        raise InputError(problem, field="lr", valid="a smaller --lr, or --precision bf16 or fp32")
+        raise TrainingFailed(f"{problem}: try a smaller --lr, or --precision bf16 or fp32")
     if not good or (loop.run.guard and not loop.guard.judge(facts["loss"])):
         loop.part.correct_routers(speed=0.0)
         return facts | {"skipped": "spike" if good else True}
@@ -171,12 +185,13 @@ def advance(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool)
     return facts
 
 
-def _evaluate(loop: Loop, held: Source, device: str) -> float:
-    """The mean loss over batches that are not trained on."""
+def _evaluate(loop: Loop, held: Source, device: str, watchdog: Watchdog) -> float:
+    """Return the mean loss over batches that are not trained on."""
     divisor = float(loop.job.global_batch * loop.job.seq_len)
     total = tokens = 0.0
     with Feed(held, loop.part, range(loop.run.evaluate_batches), device) as feed:
-        for _, batches in feed:
+        for index, batches in feed:
+            watchdog.phase(f"evaluation batch {index + 1}")
             found = loop.part.evaluate(batches, divisor)
             total, tokens = total + found.loss * divisor, tokens + found.tokens
     return total / max(tokens, 1.0)
@@ -258,28 +273,6 @@ def _kept(loop: Loop) -> dict[str, Any]:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-@contextmanager
-def _asked() -> Iterator[Callable[[], bool]]:
-    """Whether somebody has asked the run to end: it then ends after a whole step."""
-    signals: list[int] = []
-
-    def heard(number: int, _: object) -> None:
-        signals.append(number)
-        for each in numbers:  # a second one ends this process at once, even inside one long call of PyTorch
-            signal.signal(each, signal.SIG_DFL)
-        if not dist.is_initialized():  # else the one who started the processes says so
-            print(STOPPING, file=sys.stderr)  # noqa: T201
-
-    # A process that was told to ignore one hears of it from the one who started it.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, heard) for number in numbers}
-    try:
-        yield lambda: bool(signals)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Training(Table, frozen=True, kw_only=True):
     lora: Count = 0  # rank of the adapters; 0: all weights are trained
     dynamic: bool = False  # every product in the coarsest type that its numbers stand
     guard: bool = True  # leave out steps whose loss is far above its recent level
+    wait: Annotated[float, Meta(ge=0, lt=1e38)] = 0.0  # seconds a rank may let others wait; 0: 20 steps, 300 at least
     profile: str = ""  # a folder for a trace of a few steps
 
     def rate_at(self, step: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -22,12 +23,13 @@ __all__ = [
     "Runtime",
     "StorageWeakRef",
     "can_split",
-    "default_store",
     "finish_reduction",
     "flash_backward",
     "flash_forward",
     "gather_in_background",
+    "group_timeout",
     "grow_segments",
+    "limit_collectives",
     "packed_attention",
     "scaled_mm",
     "stage_backward",
@@ -150,6 +152,12 @@ def packed_attention(
     return found[..., :width]
 
 
-def default_store() -> Any:
-    """Where processes find each other."""
-    return distributed_c10d._get_default_store()
+def limit_collectives(timeout: timedelta) -> None:
+    """Let no collective of the default process group take longer."""
+    distributed_c10d._set_pg_timeout(timeout, None)
+
+
+def group_timeout() -> timedelta:
+    """Return how long a collective of the default process group may take; groups made without it get 30 minutes."""
+    found: timedelta = distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
+    return found

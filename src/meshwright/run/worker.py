@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,16 +18,20 @@ import torch
 import torch.distributed as dist
 
 from meshwright.compress.sync import PeerLost
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import STOPPED, InputError, MeshwrightError, TrainingFailed
 from meshwright.plan import Plan
+from meshwright.processes import state_of
+from meshwright.run.heartbeat import Cause
 from meshwright.run.host_memory import keep_freed_memory
-from meshwright.run.launch import TrainingFailed, Work, quiet_exit
+from meshwright.run.launch import Work, quiet_exit
 from meshwright.run.loop import Prediction, train
-from meshwright.run.torch_private import default_store, grow_segments
+from meshwright.run.stop_signals import AT_ONCE, StopSignals
+from meshwright.run.torch_private import grow_segments, limit_collectives
+from meshwright.run.watchdog import JOINING, Member, Watchdog, limit_of
 
-_WAIT = timedelta(seconds=600)  # for a peer; a lost one is noticed at once, a stuck one after this
+_LATER = 30.0  # seconds after the watchdog's limit that PyTorch's own comes: the watchdog knows more to say
 Tell = Callable[[dict[str, Any]], None]
-Failure = dict[str, Any]  # error, consequence (of another process that failed), time
+Message = tuple[str, int, dict[str, Any]]  # kind, rank, facts: what a rank sends to the one who started it
 # What PyTorch says when another process has gone: a consequence, not a reason.
 _LOST = (
     "Connection closed by peer",
@@ -42,62 +46,137 @@ _LOST = (
 )
 
 
-def work_alone(work: Work, tell: Tell) -> None:
-    """A world of one process, in this one."""
-    joined = dist.is_initialized()
-    try:
-        _train(work, _device(0), tell)
-    except Exception as error:
-        raise told(error, work) from None
-    finally:
-        if dist.is_initialized() and not joined:
-            dist.destroy_process_group()
+def work_alone(work: Work, tell: Tell) -> int:
+    """Train a world of one process, in this one; return the signal that stopped it early, or 0."""
+    joined, device = dist.is_initialized(), _device(0)
+    with StopSignals(interrupts=True) as signals:
+        watchdog = Watchdog(Member(), signals, lambda cause: None)  # nobody is waited for: nothing has a limit
+        try:
+            return _train(work, device, tell, watchdog)
+        except KeyboardInterrupt:
+            raise TrainingFailed(AT_ONCE) from None
+        except Exception as error:
+            raise described(error, work) from None
+        finally:
+            watchdog.close()
+            if dist.is_initialized() and not joined:
+                dist.destroy_process_group()
 
 
-def work_together(work: Work, rank: int, local_rank: int, tell: Tell) -> None:
-    """One of the processes that a launcher has started; one of them says what is wrong."""
-    device = _device(local_rank)
-    _join(device)
-    try:
-        _train(work, device, tell if rank == 0 else lambda _: None)
-        dist.destroy_process_group()
-    except Exception as error:
-        found = told(error, work)
-        # The first that fails for a reason of its own says so.
-        if not _consequence(error) and default_store().add("meshwright/failed", 1) == 1:
-            print(f"error: {found}", file=sys.stderr)  # noqa: T201
-        quiet_exit(getattr(found, "exit_code", 1))
+def work_together(work: Work, rank: int, local_rank: int, tell: Tell, *, ours: bool) -> int:
+    """Train as one of the processes that a launcher has started; one of them says what is wrong.
+
+    Return the signal that stopped the run early, or 0. `ours`: the process is no program of the user's, and ends here.
+    """
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    member = Member(rank, work.world, launcher=os.getppid() if torchrun else 0, ends_at_once=True)
+
+    def leave(cause: Cause) -> None:
+        if cause.mine:
+            print(f"error: {cause.text}", file=sys.stderr, flush=True)  # noqa: T201
+        quiet_exit(cause.code)
+
+    return _attempt(work, member, local_rank, tell if rank == 0 else lambda _: None, leave, ours=ours)
 
 
-def work_locally(work: Work, rank: int, events: Any, launcher: Any) -> None:
-    """One of the processes that `launch` starts; `launcher` is a pipe that closes with the one who did."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(work.world), LOCAL_WORLD_SIZE=str(work.world))
-    failure = attempt(work, rank, work.world, lambda event: events.put(("event", rank, event)))
-    if failure:
-        events.put(("failure", rank, failure))
-    events.close()
-    events.join_thread()
-    quiet_exit(1 if failure else 0)
+def work_locally(work: Work, rank: int, messages: Any, launcher: int) -> None:
+    """Train as one of the processes that `launch` starts; `launcher` is its process, which keeps the store."""
+    from meshwright.run.rank_server import listen
+
+    listen()
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": work.world, "LOCAL_WORLD_SIZE": work.world}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), TORCHELASTIC_USE_AGENT_STORE="True")
+
+    def finish(code: int) -> None:
+        # A launcher that is stopped reads nothing: its pipe may be full.
+        flush = threading.Thread(target=lambda: (messages.close(), messages.join_thread()), daemon=True)
+        flush.start()
+        flush.join(timeout=2.0)
+        quiet_exit(code)
+
+    threads = max(1, (os.cpu_count() or 1) // work.world)
+    finish(work_for(work, Sender(rank, messages.put, finish, launcher), threads, ours=True))
 
 
-def attempt(work: Work, local_rank: int, neighbours: int, tell: Tell) -> Failure | None:
-    """Join the others that the environment names, and train; what went wrong, if anything did.
+@dataclass(frozen=True)
+class Sender:
+    """How one rank reaches the process that started it."""
 
-    `neighbours`: processes on this node, which share its cores.
+    rank: int
+    put: Callable[[Message], None]
+    finish: Callable[[int], None]  # ends this process, from any thread
+    launcher: int = 0  # its number on this machine; 0: it is elsewhere
+    reads: Callable[[], bool] = lambda: True
+
+    def send(self, kind: str, facts: dict[str, Any]) -> None:
+        """Send to the launcher; print what ends the run where nobody takes it."""
+        if not self.launcher or state_of(self.launcher) not in ("", "Z", "T"):
+            self.put((kind, self.rank, facts))
+        elif kind != "event":
+            print(facts["text"], file=sys.stderr, flush=True)  # noqa: T201
+
+    def fail(self, cause: Cause) -> None:
+        """Send why the run ends, if no other rank does."""
+        if cause.mine:
+            error = cause.error or TrainingFailed(cause.text)
+            self.send("failure", {"error": error, "text": f"error: {error}", "time": time.time()})
+
+
+def work_for(work: Work, sender: Sender, threads: int, *, ours: bool) -> int:
+    """Train for a launcher that takes messages; return the exit code. `threads`: of this process, on a CPU.
+
+    `ours`: the process ends with the run, here.
+    """
+    rank, local_rank = sender.rank, int(os.environ["LOCAL_RANK"])
+    member = Member(
+        rank, work.world, launcher=sender.launcher, reads=sender.reads,
+        report=lambda text, number: sender.send("stopping", {"text": text, "signal": number}),
+    )  # fmt: skip
+
+    def leave(cause: Cause) -> None:
+        sender.fail(cause)
+        sender.finish(cause.code)
+
+    if _device(local_rank) == "cpu":
+        torch.set_num_threads(threads)
+    stopped = _attempt(work, member, local_rank, lambda event: sender.send("event", event), leave, ours=ours)
+    return STOPPED if stopped else 0
+
+
+def _attempt(
+    work: Work, member: Member, local_rank: int, tell: Tell, leave: Callable[[Cause], None], *, ours: bool
+) -> int:
+    """Join the others that the environment names, and train; return the signal that stopped the run early, or 0.
+
+    `leave` ends the process: when the run fails, from the watchdog's thread too, and when it was stopped and is `ours`.
     """
     device = _device(local_rank)
-    if device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
-    try:
-        _join(device)
-        _train(work, device, tell)
+    member = replace(member, limit=_limit(work, device))
+    with StopSignals() as signals:
+        watchdog = Watchdog(member, signals, leave)
+        try:
+            watchdog.phase("joining the other ranks", JOINING)
+            _join(device, member.limit)
+            stopped = _train(work, device, tell, watchdog)
+            if stopped:
+                watchdog.all_saved()
+        except BaseException as error:
+            found = described(error, work)
+            if not _consequence(error):
+                cause = Cause(str(found), found.exit_code, error=found)
+                leave(replace(cause, mine=watchdog.failed(cause)))
+            leave(watchdog.cause(str(found)))
+        if stopped and ours:  # while signals are ignored: what launchers send to the rest must not change the exit code
+            leave(Cause("", STOPPED))
         dist.destroy_process_group()
-    except BaseException as error:
-        return {"error": told(error, work), "consequence": _consequence(error), "time": time.time()}
-    return None
+        watchdog.close()
+        return stopped
+
+
+def store_of_ranks() -> Any:
+    """Return the store through which ranks of this machine meet, kept by the process that starts them."""
+    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
 def enough_devices(world: int) -> None:
@@ -109,21 +188,23 @@ def enough_devices(world: int) -> None:
         raise InputError(problem, field="--plan", valid=valid)
 
 
-def _join(device: str) -> None:
-    """Objects, and checkpoints, travel from host memory."""
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=_WAIT)
+def _join(device: str, limit: float) -> None:
+    """Meet the other ranks. Objects, and checkpoints, travel from host memory."""
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=JOINING))
+    limit_collectives(timedelta(seconds=limit + _LATER))
 
 
-def _end_with(launcher: Any) -> None:
-    """A process whose launcher was killed must not train on for nobody."""
-    with suppress(EOFError, OSError):
-        launcher.recv()
-    quiet_exit(1)
+def _limit(work: Work, device: str) -> float:
+    """Return how long a rank may let others wait; a plan for devices that are not here promises nothing."""
+    cluster = Plan.of(work.plan).resolve().cluster
+    cpu = all(kind.name == "cpu" for kind in cluster.kinds(range(cluster.devices)))
+    return limit_of(work.run.wait, work.step_seconds, here=cpu == (device == "cpu"))
 
 
-def _train(work: Work, device: str, tell: Tell) -> None:
+def _train(work: Work, device: str, tell: Tell, watchdog: Watchdog) -> int:
     plan = Plan.of(work.plan)
-    train(plan.resolve(), plan, work.run, Prediction(work.step_seconds, work.mfu), tell, device)
+    return train(plan.resolve(), plan, work.run, Prediction(work.step_seconds, work.mfu), tell, device, watchdog)
 
 
 def _device(local_rank: int) -> str:
@@ -150,8 +231,8 @@ def _consequence(error: BaseException) -> bool:
     return not isinstance(error, MeshwrightError) and any(text in str(root) for text in _LOST)
 
 
-def told(error: BaseException, work: Work) -> Exception:
-    """The error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
+def described(error: BaseException, work: Work) -> MeshwrightError:
+    """Return the error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
     root = _root(error)
     for each in (error, root):
         if isinstance(each, MeshwrightError):
