@@ -79,7 +79,7 @@ class Watchdog:
         """`leave` ends the process, from the watchdog's thread."""
         self._member, self._signals, self._leave = member, signals, leave
         self._phase, self._asked = _Phase("starting", JOINING), Asked()
-        self._main, self._trained = threading.get_ident(), False
+        self._main, self._trained, self._reported = threading.get_ident(), False, False
         self._machine, self._started = this_machine(), started_at(os.getpid())
         self._born = started_at(member.launcher) if member.launcher else ""
         self._unread = self._ran = time.monotonic()  # since when the launcher takes no events, when it ran last
@@ -122,8 +122,7 @@ class Watchdog:
         self._signals.ignore()
         launcher = self._member.launcher
         if launcher and self._born and state_of(launcher, self._born) == "T" and first_of_node():
-            if not self._asked.number:  # another rank noticed first, and the store with the launcher gives no answer
-                self._report(signal.SIGTERM, _HALTED)
+            self._report(signal.SIGTERM, _HALTED)  # the store stands still with it: no rank can know who reports
             with suppress(OSError):  # it cannot end itself, and nothing is left for it to do
                 os.kill(launcher, signal.SIGKILL)
 
@@ -163,6 +162,9 @@ class Watchdog:
             self._end(Cause("", STOPPED))
 
     def _report(self, number: int, why: str) -> None:
+        if self._reported:
+            return
+        self._reported = True
         who = f"{self._name()}: " if self._heart else ""
         self._member.report(f"{who}{why}{stopping(number)}", number)
 
