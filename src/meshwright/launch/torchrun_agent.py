@@ -34,7 +34,8 @@ def main() -> None:
         run(arguments)
     except ChildFailedError as error:
         ends: dict[int, Any] = error.failures
-        if all(one.exitcode < 0 for one in ends.values()):  # nobody was left to say it
+        alone = arguments.standalone or str(arguments.nnodes) in ("1", "1:1")
+        if alone and all(one.exitcode < 0 for one in ends.values()):  # no rank was left to say it
             rank, first = min(ends.items(), key=lambda item: int(item[1].timestamp))
             name = signal.Signals(-first.exitcode).name
             who = f"rank {rank} ({socket.gethostname()}, process {first.pid})"

@@ -88,6 +88,10 @@ class Heartbeat:
         self._ask(self._write, 2.0)
         self._over.set()
 
+    def write_soon(self) -> None:
+        """Write where this rank is before the next second: it begins something that matters to others."""
+        self._wanted.put((self._write, queue.Queue()))
+
     def announce(self, key: str, value: str, seconds: float = 3.0) -> bool:
         """Write one fact for all ranks; return True on the rank that may report it: the one that wrote it first.
 

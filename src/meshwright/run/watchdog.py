@@ -98,8 +98,10 @@ class Watchdog:
 
     def step(self, number: int) -> None:
         """Begin a step: from now on a signal ends the run after it."""
-        self._trained = True
         self.phase(f"step {number}")
+        if not self._trained and self._heart:
+            self._heart.write_soon()
+        self._trained = True
 
     def asked(self) -> int:
         """Return the signal that asks the run to stop; 0: none."""
