@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -216,9 +217,9 @@ def _rank_of(run: Path, pid: int) -> int:
     """Return the rank of a process, by the events file that it holds open."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            name = os.path.basename(os.readlink(descriptor))
-            if name.startswith("events") and str(run) in os.readlink(descriptor):
-                return int(name.removeprefix("events").strip("-.json").split(".")[0] or 0)
+            match = re.fullmatch(rf"{re.escape(str(run))}/events-?(\d*)\.jsonl", os.readlink(descriptor))
+            if match:
+                return int(match[1] or 0)
     return 0
 
 
