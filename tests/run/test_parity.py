@@ -89,6 +89,7 @@ PLANS = {
     "tp=2,sp=true,recompute=norm+gate+activation": ("llama", "qwen3"),
     "pp=2,schedule=zbv,virtual=2,micro_batches=4,recompute=full": ("tied-deep",),
     "dp=2,tp=2,sp=true,ep=2,recompute=full": ("deepseek-v3",),
+    "dp=2,zero=3,recompute=expert_down+expert_activation": ("moe-balanced",),
 }
 CASES = [(text, name) for text, names in PLANS.items() for name in names]
 CASES += [(title, name) for title, (_, names) in FULL.items() for name in names]

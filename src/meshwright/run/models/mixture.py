@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.model.feed_forward import Moe
-from meshwright.run.collectives import ALONE, dispatched, gathered, joined, parted, scattered
+from meshwright.run.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
 from meshwright.run.lane import Lane
 from meshwright.run.models.balance import Routed, sample_gradient, with_gradient
 from meshwright.run.models.context import Context
@@ -69,9 +69,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor, run: Run = plainly) -> Tensor:
         """Of rows in the order of the experts, so many for each."""
-        wide = run("expert_up", lambda t: grouped(t, self.up, counts), x)
+        wide = run("expert_up", lambda t: grouped(t, self.up, counts), x, part=self)
         product = run("expert_activation", lambda t: inner((t,), self.activation, gated=True), wide)
-        found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product)
+        found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product, part=self)
         return found
 
 
@@ -149,13 +149,17 @@ class Mixture(nn.Module):
 
         Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
         """
+        own = len(h)
+        if lane.uneven:  # members' pieces must be equal: rows that weigh nothing are added
+            missing = most(own, lane.etp, h.device) - own
+            h, weights, experts = (functional.pad(part, (0, 0, 0, missing)) for part in (h, weights, experts))
         h, weights = (gathered(part, lane.etp, 0) for part in (h, weights))
         experts = gathered(experts, lane.etp, 0)
         order = experts.flatten().argsort(stable=True)
         token = order // self.shape.top_k
         counts = torch.bincount(experts.flatten(), minlength=self.shape.experts)
         rows = self._elsewhere(run, h, token, counts, lane) * weights.flatten()[order, None]
-        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)
+        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)[:own]
 
     def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, lane: Lane) -> Tensor:
         """Rows in the order of all experts, so many for each, through them wherever they are."""
