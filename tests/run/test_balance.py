@@ -14,9 +14,11 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.apply import apply
+from meshwright.run.collectives import Line
 from meshwright.run.front import check
+from meshwright.run.lane import Lane
 from meshwright.run.loss import next_tokens
-from meshwright.run.models import build
+from meshwright.run.models import Context, build
 from meshwright.run.options import Training
 from meshwright.run.weights import write_weights
 from tests.run.families import CONFIGS
@@ -163,3 +165,23 @@ def test_routers_are_corrected_by_what_experts_got_under_any_plan() -> None:
     for table, world in (("dp=1", 1), ("dp=2,ep=2", 2), ("tp=2,sp=true,ep=2", 2), ("dp=2,zero=3,recompute=full", 2)):
         for found in pool(world).run(corrected, table):
             torch.testing.assert_close(found, expected)
+
+
+def test_a_layer_that_is_run_again_counts_its_rows_once() -> None:
+    config = CONFIGS["deepseek-v3"]
+    tokens, documents = batches("padded")[0]
+    assert documents is not None
+    for how in ("none", "full"):
+        part = apply(*plan_of(f"micro_batches=2,recompute={how}", config), seed=7)
+        part.step(part.micro_batches(tokens, documents), float(tokens.numel()))
+        load = part.spans[0].decoder.layer("block.1.moe").router.load
+        assert int(load.sum()) == int((documents >= 0).sum()) * config["num_experts_per_tok"]
+
+
+def test_rows_that_fill_up_a_tensor_parallel_line_belong_to_no_sample() -> None:
+    documents = torch.tensor([[0, 0, 1, -1, -1]])
+    found = []
+    for rank in range(4):
+        lane = Lane(tp=Line(4, rank))
+        found.append(Context.of(torch.zeros(1, 5), documents, lane).samples_of_rows().tolist())
+    assert found == [[0, 0], [0, -1], [-1, -1], [-1, -1]]

@@ -13,11 +13,13 @@ import transformers
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.apply import apply
+from meshwright.run.data import open_data
+from meshwright.run.feed import Feed
 from meshwright.run.models import Context, build
 from meshwright.run.models.dropout import Masks, philox
 from meshwright.run.weights import write_weights
 from tests.run.families import CONFIGS
-from tests.run.parity import batches, plan_of
+from tests.run.parity import BATCH, LENGTH, batches, plan_of
 
 GPT2 = {**CONFIGS["gpt2"], "resid_pdrop": 0.15, "embd_pdrop": 0.1, "attn_pdrop": 0.2}
 
@@ -159,3 +161,22 @@ def test_rates_that_are_left_out_are_those_of_transformers() -> None:
 def test_noise_that_no_layer_has_is_refused(name: str, field: str) -> None:
     with pytest.raises(InputError, match=rf"{field}: .*valid: 0"):
         build(mw.Model.from_config({**CONFIGS[name], field: 0.1}))
+
+
+def test_a_feed_says_which_step_and_samples_a_micro_batch_is_of() -> None:
+    part = apply(*plan_of("micro_batches=4", CONFIGS["gpt2"]))
+    source = open_data("synthetic", vocab=64, seq_len=LENGTH, global_batch=BATCH)
+    with Feed(source, part, range(3, 5), "cpu") as feed:
+        found = [[(one.step, one.row) for one in some] for _, some in feed]
+    assert found == [[(step, row) for row in (0, 2, 4, 6)] for step in (3, 4)]
+
+
+def test_a_run_that_goes_on_under_another_plan_drops_the_same(tmp_path: Path) -> None:
+    def losses(table: str, steps: int, folder: str, **options: Any) -> list[float]:
+        plan = plan_of(table, GPT2)[1]
+        run = {"warmup": 0, "decay": "constant", "output": str(tmp_path / folder), **options}
+        return [event["loss"] for event in mw.train(plan, steps=steps, **run) if event["event"] == "step"]
+
+    whole = losses("micro_batches=1", 4, "whole")
+    assert losses("micro_batches=1", 2, "parts") == pytest.approx(whole[:2], rel=1e-6)
+    assert losses("micro_batches=4,recompute=full", 4, "parts", resume=True) == pytest.approx(whole[2:], rel=1e-6)

@@ -20,7 +20,8 @@ _ROUNDS = 10
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
-_WORDS = 4  # of one call
+_WORDS = 4  # of one counter
+_IN_CACHE, _IN_MEMORY = 2**16, 2**22  # counters that are worked on at a time
 
 
 def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -36,10 +37,11 @@ def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> tuple[Tensor, ...
     left, right = key
     for _ in range(_ROUNDS):
         first, second = a * _FACTORS[0], c * _FACTORS[1]
-        a, b = ((second >> 32) & _LOW) ^ b ^ left, second & _LOW
-        c, d = ((first >> 32) & _LOW) ^ d ^ right, first & _LOW
+        a = ((second >> 32) ^ b).bitwise_xor_(left).bitwise_and_(_LOW)
+        c = ((first >> 32) ^ d).bitwise_xor_(right).bitwise_and_(_LOW)
+        b, d = second, first  # their upper halves are cut off where they are used
         left, right = (left + _KEY_STEPS[0]) & _LOW, (right + _KEY_STEPS[1]) & _LOW
-    return a, b, c, d
+    return a, b & _LOW, c, d & _LOW
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,23 @@ class Masks:
         >>> torch.equal(part, whole[:, 2:, 5:])
         True
         """
-        key = _key(self.seed, site)
-        found = [self._words(key, rows, places, low, high) for low, high in columns]
-        words = found[0] if len(found) == 1 else torch.cat(found, dim=-1)
-        return words >= round(rate * 2**32)
+        which, where = rows.repeat_interleave(len(places)), places.repeat(len(rows))
+        found = [self._stay(site, round(rate * 2**32), which, where, low, high) for low, high in columns]
+        every = found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+        return every.view(len(rows), len(places), -1)
 
-    def _words(self, key: tuple[int, int], rows: Tensor, places: Tensor, low: int, high: int) -> Tensor:
-        """Four neighbouring columns share one counter."""
+    def _stay(self, site: str, below: int, rows: Tensor, places: Tensor, low: int, high: int) -> Tensor:
+        """Return the same for pairs of a row and a place, some of them at a time. Four columns share a counter."""
         blocks = torch.arange(low // _WORDS, -(-high // _WORDS), device=places.device)
         step = torch.full((), self.step, dtype=torch.int64, device=places.device)
-        words = philox((blocks, places[:, None], rows[:, None, None], step), key)
-        start = low % _WORDS
-        return torch.stack(words, dim=-1).flatten(-2)[..., start : start + high - low]
+        found = torch.empty(len(places), len(blocks), _WORDS, dtype=torch.bool, device=places.device)
+        each = max(1, (_IN_CACHE if places.device.type == "cpu" else _IN_MEMORY) // len(blocks))
+        for first in range(0, len(places), each):
+            some = slice(first, first + each)
+            words = philox((blocks, places[some, None], rows[some, None], step), _key(self.seed, site))
+            for i, word in enumerate(words):
+                torch.ge(word, below, out=found[some, :, i])
+        return found.flatten(1)[:, low % _WORDS :][:, : high - low]
 
 
 def _key(seed: int, site: str) -> tuple[int, int]:
