@@ -6,8 +6,11 @@ import pytest
 
 from tests.run.draws import deviation
 
+# Draws that take little time; among them are ones that notice each cut of samples, heads and tokens if it is forgotten.
+QUICK = (1001, 1002, 1007, 1010, 1011, 1019, 1035, 1036, 1038, 1039, 1041, 1043, 1045, 1050, 1058)
 
-@pytest.mark.parametrize("seed", range(1000, 1015))
+
+@pytest.mark.parametrize("seed", QUICK)
 def test_a_random_plan(seed: int) -> None:
     assert deviation(seed) < 1e-5
 
