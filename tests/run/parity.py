@@ -21,11 +21,11 @@ Batch = tuple[torch.Tensor, torch.Tensor | None]
 Shown = Literal["whole", "packed", "padded"]
 
 
-def batches(shown: Shown) -> list[Batch]:
+def batches(shown: Shown, steps: int = STEPS) -> list[Batch]:
     """Random tokens; packed: documents of random lengths in them; padded: one, and nothing after its end."""
     stream = torch.Generator().manual_seed(5)
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         tokens = torch.randint(0, 64, (BATCH, LENGTH), generator=stream)
         ends = torch.rand((BATCH, LENGTH), generator=stream) < 0.15
         inside = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (BATCH, 1), generator=stream)

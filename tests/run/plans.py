@@ -63,6 +63,11 @@ FULL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"world": 2, "pipelines": [pipeline(stage("0-1", span(_EVERY, dp=2, shares=[3, 1], zero=3)))]},
         ("llama", "qwen3-moe"),
     ),
+    "uneven shares of processes that cut experts together": (
+        {"world": 4, "pipelines": [pipeline(
+            stage("0-3", span(_EVERY, dp=4, shares=[3, 1, 2, 2], etp=2)), micro_batches=1)]},
+        ("qwen3-moe",),
+    ),
     "uneven stages": (
         {"world": 3, "pipelines": [pipeline(
             stage("0", span("embed..block.0.attention")), stage("1", span("block.0.mlp..block.2")),

@@ -54,7 +54,10 @@ class Pool:
         for rank, end in enumerate(self._ends):
             if not end.poll(_SECONDS):
                 raise TimeoutError(f"rank {rank} of {self.size} did not answer in {_SECONDS} s")
-            ok, value = end.recv()
+            try:
+                ok, value = end.recv()
+            except EOFError:
+                ok, value = False, "its process has died"
             if not ok:
                 _POOLS.pop(self.size).close()  # the others may wait for it for ever
                 raise AssertionError(f"rank {rank} of {self.size}:\n{value}")

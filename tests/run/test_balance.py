@@ -2,39 +2,145 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import meshwright as mw
+from meshwright.errors import InputError
 from meshwright.run.apply import apply
-from meshwright.run.collectives import ALONE
+from meshwright.run.collectives import Line
+from meshwright.run.front import check
+from meshwright.run.lane import Lane
+from meshwright.run.loss import next_tokens
 from meshwright.run.models import Context, build
-from meshwright.run.models.balance import balance_loss
+from meshwright.run.options import Training
 from meshwright.run.weights import write_weights
 from tests.run.families import CONFIGS
-from tests.run.parity import GROUPS, batches, plan_of
+from tests.run.parity import BATCH, GROUPS, LENGTH, batches, optimizer_of, plan_of, world_of
+from tests.run.plans import pipeline, span, stage
 from tests.run.pool import pool
 
+TWO_PIPELINES = {
+    "world": 2,
+    "pipelines": [pipeline(stage(str(i), span("embed..head")), batch=4, micro_batches=1) for i in range(2)],
+}
 
-def test_the_loss_and_gradients_of_transformers(tmp_path: object) -> None:
-    """Of one layer: theirs pools the tokens of all layers, ours is of each."""
-    config = {**CONFIGS["mixtral"], "num_hidden_layers": 1, "output_router_logits": True, "router_aux_loss_coef": 0.7}
-    model = mw.Model.from_config(config)
-    decoder = build(model, seed=3)
-    write_weights(model, decoder, str(tmp_path))
-    theirs = MixtralForCausalLM.from_pretrained(str(tmp_path))
-    assert isinstance(theirs.config, MixtralConfig)
-    tokens = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(1))
-    found = theirs(tokens, labels=tokens)
-    found.loss.backward()
-    logits = decoder(tokens, Context.of(tokens, divisor=tokens.numel()))
-    main = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    main.backward()
-    torch.testing.assert_close(main + 0.7 * found.aux_loss.detach(), found.loss, atol=1e-5, rtol=1e-5)
-    ours = decoder.layer("block.0.moe").router.weight.grad
-    gate = next(weight for name, weight in theirs.named_parameters() if name.endswith("gate.weight"))
-    assert ours.abs().max() > 1e-3
-    torch.testing.assert_close(ours, gate.grad, atol=1e-6, rtol=1e-4)
+
+WEIGHT = 20.0  # so large that much of every gradient comes from this loss
+BALANCED = {
+    name: {**CONFIGS[name], "output_router_logits": True, "router_aux_loss_coef": WEIGHT}
+    for name in ("mixtral", "qwen3-moe")
+}
+
+
+def pooled(found: Any, documents: torch.Tensor | None) -> torch.Tensor:
+    """The loss of transformers, padding left out."""
+    real = None if documents is None else (documents >= 0).long()
+    return load_balancing_loss_func(found.router_logits, 4, 2, real)
+
+
+def of_samples(found: Any, documents: torch.Tensor | None) -> torch.Tensor:
+    """Layer by layer and sample by sample, in plain loops; weighed by the tokens that have a next one."""
+    total, followed = torch.zeros(()), 0
+    for sample in range(BATCH):
+        real = torch.ones(LENGTH, dtype=torch.bool) if documents is None else documents[sample] >= 0
+        pairs = [(real[i] and real[i + 1]).item() for i in range(LENGTH - 1)]
+        if documents is not None:
+            pairs = [pair and bool(documents[sample, i] == documents[sample, i + 1]) for i, pair in enumerate(pairs)]
+        followed += sum(pairs)
+        for logits in found.router_logits:
+            scores = logits.view(BATCH, LENGTH, 4)[sample][real].softmax(dim=-1)
+            chosen = scores.topk(2).indices
+            share = torch.stack([(chosen == expert).sum() / len(scores) for expert in range(4)])
+            total = total + sum(pairs) * 4 * (share * scores.mean(dim=0)).sum()
+    return total / followed
+
+
+def mean_loss(logits: torch.Tensor, tokens: torch.Tensor, documents: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    targets = next_tokens(tokens, documents)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return loss, int((targets >= 0).sum())
+
+
+def norm_of(model: torch.nn.Module) -> float:
+    return float(torch.nn.utils.get_total_norm([w.grad for w in model.parameters() if w.grad is not None]))
+
+
+@pytest.mark.parametrize("shown", ["whole", "padded"])
+@pytest.mark.parametrize("name", BALANCED)
+@pytest.mark.parametrize(("balance", "reference"), [("batch", pooled), ("sample", of_samples)])
+def test_training_as_transformers(
+    balance: Any, reference: Callable[..., torch.Tensor], name: str, shown: Any, tmp_path: Path
+) -> None:
+    """Five steps of AdamW: the cross entropy, and the norm of all gradients with those of the balance loss."""
+    model, plan = plan_of("micro_batches=1", BALANCED[name])
+    part = apply(model, plan, seed=7, balance=balance)
+    write_weights(model, build(model, seed=7), tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").train()
+    ours, other = optimizer_of(part.parameters()), optimizer_of(theirs.parameters())
+    for step, (tokens, documents) in enumerate(batches(shown, 5)):
+        ours.zero_grad()
+        other.zero_grad()
+        real = None if documents is None else (documents >= 0).long()
+        found = theirs(tokens, attention_mask=real, output_router_logits=True)
+        loss, count = mean_loss(found.logits, tokens, documents)
+        loss.backward(retain_graph=True)
+        alone = norm_of(theirs)
+        other.zero_grad()
+        (loss + WEIGHT * reference(found, documents)).backward()
+        mine = part.step(part.micro_batches(tokens, documents, step), float(count))
+        assert mine.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert float(part.copies.norm()) == pytest.approx(norm_of(theirs), rel=1e-5)
+        assert norm_of(theirs) != pytest.approx(alone, rel=1e-3)  # the balance loss is a part of it
+        ours.step()
+        other.step()
+
+
+def norms(table: str, config: dict[str, Any], shown: Any, balance: Any) -> list[float]:
+    """The norms of all gradients in three steps."""
+    model, plan = plan_of(table, config)
+    part = apply(model, plan, seed=7, groups=GROUPS, balance=balance)
+    optimizer, found = optimizer_of(part.parameters()), []
+    for step, (tokens, documents) in enumerate(batches(shown)):
+        optimizer.zero_grad()
+        part.step(part.micro_batches(tokens, documents, step), float(tokens.numel()))
+        found.append(float(part.copies.norm()))
+        optimizer.step()
+    return found
+
+
+def test_micro_batches_change_nothing() -> None:
+    expected = norms("micro_batches=1", BALANCED["qwen3-moe"], "packed", "sample")
+    for count in (2, 4, 8):
+        found = norms(f"micro_batches={count}", BALANCED["qwen3-moe"], "packed", "sample")
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["dp=2,zero=3,recompute=full", "tp=2,sp=true,ulysses=2", "tp=2,sp=false,ring=2,ep=2", "dp=2,tp=2,sp=false,ep=2"],
+)
+def test_the_loss_of_a_whole_batch_under_plans_that_do_not_cut_it(table: str) -> None:
+    expected = norms("micro_batches=1", BALANCED["mixtral"], "padded", "batch")
+    world = world_of(plan_of(table, BALANCED["mixtral"])[1])
+    for found in pool(world).run(norms, f"{table},micro_batches=1", BALANCED["mixtral"], "padded", "batch"):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("table", ["micro_batches=2", "micro_batches=1,pp=2", TWO_PIPELINES])
+def test_the_loss_of_a_whole_batch_is_refused_where_a_plan_cuts_it(table: str | dict[str, Any]) -> None:
+    model, plan = plan_of(table, BALANCED["mixtral"])
+    with pytest.raises(InputError, match=r"--balance: .*depend on the plan.*valid: sample, or a plan of one pipeline"):
+        apply(model, plan, balance="batch")
+    run = Training(steps=1, balance="batch")
+    with pytest.raises(InputError, match="--balance"):
+        check(plan.job, plan, run)
 
 
 def corrected(table: str) -> torch.Tensor:
@@ -61,9 +167,21 @@ def test_routers_are_corrected_by_what_experts_got_under_any_plan() -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_value_by_hand() -> None:
-    scores = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
-    experts = torch.tensor([[0, 1], [0, 1], [2, 0]])
-    rows, means = [3 / 3, 2 / 3, 1 / 3], [1.4 / 3, 0.6 / 3, 1.0 / 3]
-    by_hand = 3 * sum(a * b for a, b in zip(rows, means, strict=True))
-    torch.testing.assert_close(balance_loss(scores, experts, ALONE) / 3, torch.tensor(by_hand))
+def test_a_layer_that_is_run_again_counts_its_rows_once() -> None:
+    config = CONFIGS["deepseek-v3"]
+    tokens, documents = batches("padded")[0]
+    assert documents is not None
+    for how in ("none", "full"):
+        part = apply(*plan_of(f"micro_batches=2,recompute={how}", config), seed=7)
+        part.step(part.micro_batches(tokens, documents), float(tokens.numel()))
+        load = part.spans[0].decoder.layer("block.1.moe").router.load
+        assert int(load.sum()) == int((documents >= 0).sum()) * config["num_experts_per_tok"]
+
+
+def test_rows_that_fill_up_a_tensor_parallel_line_belong_to_no_sample() -> None:
+    documents = torch.tensor([[0, 0, 1, -1, -1]])
+    found = []
+    for rank in range(4):
+        lane = Lane(tp=Line(4, rank))
+        found.append(Context.of(torch.zeros(1, 5), documents, lane).samples_of_rows().tolist())
+    assert found == [[0, 0], [0, -1], [-1, -1], [-1, -1]]

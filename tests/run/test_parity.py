@@ -79,16 +79,17 @@ PLANS = {
     "pp=2,dp=2,ep=2,zero=3,schedule=zbv,virtual=2,micro_batches=4": ("moe-deep",),
     "pp=2,ulysses=2,ring=2": ("llama",),
     "pp=2,dp=2,tp=2,sp=true,zero=1": ("gpt2",),
-    "micro_batches=1,dp=2,ep=2": ("moe-balanced",),
+    "micro_batches=4,dp=2,ep=2": ("moe-balanced",),
     "micro_batches=1,tp=2,sp=true": ("moe-balanced",),
-    "micro_batches=1,tp=2,sp=false,ulysses=2,zero=2": ("moe-balanced",),
-    "micro_batches=1,pp=2,ring=2": ("moe-balanced",),
+    "tp=2,sp=false,ulysses=2,zero=2": ("moe-balanced",),
+    "pp=2,ring=2": ("moe-balanced",),
     "dp=2,zero=3,recompute=full": ("llama", "qwen3-moe", "gpt2"),
     "tp=2,sp=true,recompute=selective": ("qwen3-moe", "llama-tied", "gpt2"),
     "pp=2,recompute=norm+qkv+core,schedule=zero-bubble": ("llama-deep",),
     "tp=2,sp=true,recompute=norm+gate+activation": ("llama", "qwen3"),
     "pp=2,schedule=zbv,virtual=2,micro_batches=4,recompute=full": ("tied-deep",),
     "dp=2,tp=2,sp=true,ep=2,recompute=full": ("deepseek-v3",),
+    "dp=2,zero=3,recompute=expert_down+expert_activation": ("moe-balanced",),
 }
 CASES = [(text, name) for text, names in PLANS.items() for name in names]
 CASES += [(title, name) for title, (_, names) in FULL.items() for name in names]

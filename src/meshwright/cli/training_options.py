@@ -36,6 +36,12 @@ _OPTIONS = (
     ),
     click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Default 0.1."),
     click.option(
+        "--balance",
+        type=click.Choice(["sample", "batch"]),
+        default="sample",
+        help="What the balance loss of a mixture is of: every sample (default), or the whole batch.",
+    ),
+    click.option(
         "--eval-every", "evaluate_every", type=click.IntRange(min=0), default=0, help="Steps between evaluations."
     ),
     click.option("--output", "-o", default="", help="The run's folder: plan, events, checkpoints."),

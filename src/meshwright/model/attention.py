@@ -115,6 +115,7 @@ class LatentAttention:
     rope_dim: int
     v_dim: int
     bias: bool = False
+    score_dropout: float = 0.0
 
     def layer(self, place: Place) -> Layer:
         return place.layer("attention", self.ops(), self.hidden, heads=self.heads, kv_heads=self.heads, shape=self)
@@ -122,9 +123,8 @@ class LatentAttention:
     @lru_cache(maxsize=1024)  # noqa: B019
     def ops(self) -> tuple[Op, ...]:
         qk, v = self.heads * (self.nope_dim + self.rope_dim), self.heads * self.v_dim
-        core = Op(
-            "core", "attention", flops_per_pair=2.0 * (qk + v), pairs="causal", keeps=core_keeps(v, self.heads, 0.0)
-        )
+        keeps = core_keeps(v, self.heads, self.score_dropout)
+        core = Op("core", "attention", flops_per_pair=2.0 * (qk + v), pairs="causal", keeps=keeps)
         return (
             layer_input(self.hidden),
             norm("norm", self.hidden, "rms"),

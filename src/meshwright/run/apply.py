@@ -34,6 +34,7 @@ from meshwright.run.evenly import Evenly
 from meshwright.run.lane import ONE, Groups, Lane
 from meshwright.run.layout import Layout
 from meshwright.run.models import Decoder, fresh
+from meshwright.run.models.balance import Balance
 from meshwright.run.models.numerics import numerics
 from meshwright.run.offload import Moves, Place, offload
 from meshwright.run.optimizers.host import keep_on_host
@@ -42,7 +43,7 @@ from meshwright.run.part import Part, SpanPart
 from meshwright.run.pipeline import Train, group_index, halved
 from meshwright.run.recompute import recompute
 from meshwright.run.reduction import Reduction
-from meshwright.run.refusals import refuse
+from meshwright.run.refusals import refuse, refuse_balance
 from meshwright.run.relayout import Bridge, Holding
 from meshwright.run.sharding import shard
 from meshwright.run.stage import Stage
@@ -62,6 +63,8 @@ class _How:
     device: str
     dtype: torch.dtype
     value: Values
+    seed: int
+    balance: Balance
     lora: int
     rules: Rules  # of gradients that travel compressed
     ranks: dict[int, int]  # of the plan's devices
@@ -85,13 +88,16 @@ def apply(
     dtype: torch.dtype = torch.float32,
     values: Values | None = None,
     lora: int = 0,
+    balance: Balance = "sample",
 ) -> Parallel:
     """Build what this process runs of a plan; fresh weights are the same under every plan.
 
     Every process of the plan calls it. `groups` keeps process groups for a later plan on the same processes; `values`
-    gives parameters other first values; `lora` trains adapters of that rank instead of the weights.
+    gives parameters other first values; `lora` trains adapters of that rank instead of the weights; `balance` says of
+    what the balance loss of a mixture is.
     """
     refuse(plan)
+    refuse_balance(plan, balance)
     facts = numerics(model)
     value = values or (lambda key, shape: fresh(key, shape, facts.initializer, seed))
     ranks = {device: rank for rank, device in enumerate(plan.used)}
@@ -103,7 +109,7 @@ def apply(
     groups = {} if groups is None else groups
     alone = _alone(plan, groups)
     me = dist.get_rank() if dist.is_initialized() else 0
-    how = _How(model, plan, device, dtype, value, lora, rules_of(model, plan), ranks, me, alone)
+    how = _How(model, plan, device, dtype, value, seed, balance, lora, rules_of(model, plan), ranks, me, alone)
     mine: dict[int, dict[int, list[SpanPart]]] = {}  # spans of this process, by pipeline and stage
     holdings: dict[tuple[int, int], Holdings] = {}
     for p, pipeline in enumerate(plan.pipelines):
@@ -274,7 +280,7 @@ def _train(how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], hol
     count = len(pipeline.stages)
     made = []
     for s, spans in stages.items():
-        part = Part(spans, how.me, last=s == count - 1)
+        part = Part(spans, how.me, how.seed, how.balance, last=s == count - 1)
         like = torch.empty(0, 0, spans[0].decoder.hidden, dtype=how.dtype, device=how.device)
         stage = Stage(part, s, count, group_index(pipeline, s), count // pipeline.schedule.virtual, like)
         stage.ahead = how.plan.overlap.pipeline

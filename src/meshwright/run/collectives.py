@@ -132,6 +132,15 @@ def _piece(x: Tensor, line: Line, dim: int) -> Tensor:
     return x.chunk(line.size, dim=dim)[line.rank].contiguous()
 
 
+def most(count: int, line: Line, device: torch.device) -> int:
+    """Return the largest count of all members."""
+    if line.size == 1:
+        return count
+    found = torch.tensor(count, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=line.group)
+    return int(found)
+
+
 def dispatched(x: Tensor, line: Line, sent: list[int], received: list[int]) -> Tensor:
     """Rows to every member, so many each; what they send, one below the other."""
 

@@ -30,5 +30,5 @@ class Feed:
         for batch in self._batches:
             tokens = batch.tokens.split(sizes)
             documents = [None] * len(sizes) if batch.documents is None else batch.documents.split(sizes)
-            pairs = zip(tokens, documents, strict=True)
-            yield batch.step, [self.part.batch(some, which) for some, which in pairs]
+            pairs = enumerate(zip(tokens, documents, strict=True))
+            yield batch.step, [self.part.batch(i, batch.step, some, which) for i, (some, which) in pairs]

@@ -15,7 +15,7 @@ from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.run.launch import Work, joined_from_outside, launch
 from meshwright.run.options import Training
-from meshwright.run.refusals import refuse
+from meshwright.run.refusals import refuse, refuse_balance
 from meshwright.tables import convert
 
 Event = dict[str, Any]
@@ -35,6 +35,7 @@ def check(job: Job, plan: Plan, run: Training, *, here: bool = True) -> Estimate
     """
     run.check()
     refuse(plan)
+    refuse_balance(plan, run.balance)
     hidden = int(job.model.layers[0].width_out)
     if run.lora > hidden:
         raise InputError(f"is {run.lora}", field="--lora", valid=f"1 to the model's width, {hidden}; 0: no adapters")

@@ -43,8 +43,10 @@ class Lane:
     expert_shards: Shards = Shards()
     alone: Line = ALONE  # this process, as a group of its own where one is needed
     everyone: Line = ALONE  # that share the tokens of a micro-batch
+    fellows: Line = ALONE  # that share the tokens of the same samples
     sharers: Mapping[int, Line] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
     sp: bool = False
+    uneven: bool = False  # replicas take unequal shares of the samples
     chunks: int = 1  # that the sums of tensor parallelism are cut into
 
     @staticmethod
@@ -69,8 +71,9 @@ class Lane:
         sharers = {strategy.tp // heads for heads in kv_heads if heads and strategy.tp > heads}
         among = {few: _shards(grid, [names.index("tp")], few, made).line for few in sorted(sharers)}
         everyone = _line(grid, list(range(grid.dim())), made)
+        fellows = _line(grid, [names.index(axis) for axis in names if axis != "dp"], made)
         whole = (tp, ulysses, ring, dp, replicas, ep, etp, others)
-        return Lane(*whole, shards, expert_shards, ALONE, everyone, among, strategy.sp)
+        return Lane(*whole, shards, expert_shards, ALONE, everyone, fellows, among, strategy.sp, bool(strategy.shares))
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""

@@ -146,7 +146,9 @@ def begin(job: Job, plan: Plan, run: Training, device: str, values: Values | Non
     dtype = DTYPES[job.precision]
     torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
     values = values_from(job.model, run.init_from, run.seed) if run.init_from else values
-    part = apply(job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora)
+    part = apply(
+        job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora, balance=run.balance
+    )
     optimizer = optimizer_for(job.optimizer, part, run.lr, run.weight_decay)
     loop = Loop(job, run, part, optimizer, LossScale.of(dtype), Guard())
     for product in part.products().values() if job.precision == "fp8" else ():
@@ -257,7 +259,7 @@ def _kept(loop: Loop) -> dict[str, Any]:
     products = {"products": loop.dynamic.state()} if loop.dynamic else {}
     job: dict[str, Any] = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
     job |= {"data": loop.run.data, "held_out": loop.run.held_out(loop.job.global_batch)}
-    job |= {"precision": loop.job.precision}
+    job |= {"precision": loop.job.precision, "balance": loop.run.balance}
     run = {"model": loop.job.model.name, "parameters": loop.job.model.parameters}
     run |= {"lora": loop.run.lora, "optimizer": loop.job.optimizer}
     updates = updates_of(loop.optimizer)

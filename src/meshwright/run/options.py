@@ -29,6 +29,7 @@ class Training(Table, frozen=True, kw_only=True):
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     clip: Annotated[float, Meta(ge=0, lt=1e38, description="largest norm of all gradients; 0: any")] = 1.0
     weight_decay: Annotated[float, Meta(ge=0, lt=1e38)] = 0.1
+    balance: Literal["sample", "batch"] = "sample"  # what the balance loss of a mixture is of
     evaluate_every: Count = 0
     evaluate_batches: Annotated[int, Meta(ge=1)] = 4
     output: str = ""  # the run's folder: plan, events, checkpoints; empty: nothing is written

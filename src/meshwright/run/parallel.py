@@ -47,18 +47,18 @@ class Parallel:
         own = [samples for stage in self.train.stages for samples in stage.part.own]
         return first + min(low for low, _ in own), first + max(high for _, high in own)
 
-    def micro_batches(self, tokens: Tensor, documents: Tensor | None = None) -> list[MicroBatch]:
+    def micro_batches(self, tokens: Tensor, documents: Tensor | None = None, step: int = 0) -> list[MicroBatch]:
         """Of this process, from a whole global batch of (sample, sequence)."""
         found = []
         for i in range(self.plan.pipelines[self.pipeline].micro_batches):
             low, high = self.rows(i)
-            found.append(self.batch(tokens[low:high], None if documents is None else documents[low:high]))
+            found.append(self.batch(i, step, tokens[low:high], None if documents is None else documents[low:high]))
         return found
 
-    def batch(self, tokens: Tensor, documents: Tensor | None = None) -> MicroBatch:
+    def batch(self, micro_batch: int, step: int, tokens: Tensor, documents: Tensor | None = None) -> MicroBatch:
         """From the samples that `rows` asked for."""
         own = [samples for stage in self.train.stages for samples in stage.part.own]
-        return MicroBatch(tokens, documents, min(low for low, _ in own))
+        return MicroBatch(tokens, documents, min(low for low, _ in own), self.rows(micro_batch)[0], step)
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, votes: float = 0.0) -> Outcome:
         """Gradients of all tokens of all processes, over `divisor`, in the parameters, and what all agree on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from meshwright.compress.sync import Synchroniser
@@ -12,6 +13,8 @@ from meshwright.run.lane import Lane
 from meshwright.run.layout import Interval, Layout
 from meshwright.run.loss import next_tokens
 from meshwright.run.models import Context, Decoder
+from meshwright.run.models.balance import Balance, Totals
+from meshwright.run.models.dropout import Masks
 from meshwright.run.reduction import Reduction
 from meshwright.run.relayout import Bridge, Holding, relaid
 from meshwright.run.sharding import Sharding, finish, last_micro_batch
@@ -23,12 +26,18 @@ class MicroBatch:
 
     tokens: Tensor
     documents: Tensor | None = None
-    first: int = 0
+    first: int = 0  # number in the micro-batch of the first sample
+    row: int = 0  # number in the global batch of the first sample
+    step: int = 0  # from 0
 
     def own(self, samples: Interval) -> tuple[Tensor, Tensor | None]:
         """Tokens and documents of some samples."""
         rows = slice(samples[0] - self.first, samples[1] - self.first)
         return self.tokens[rows], None if self.documents is None else self.documents[rows]
+
+    def masks(self, seed: int, samples: Interval) -> Masks:
+        """Return where the dropout masks of some samples come from."""
+        return Masks(seed, self.step, self.row + samples[0] - self.first)
 
 
 @dataclass
@@ -50,8 +59,9 @@ class SpanPart:
 class Part(nn.Module):
     """The spans of one stage, one after the other."""
 
-    def __init__(self, spans: Sequence[SpanPart], rank: int, *, last: bool) -> None:
+    def __init__(self, spans: Sequence[SpanPart], rank: int, seed: int, balance: Balance, *, last: bool) -> None:
         super().__init__()
+        self.seed, self.balance = seed, balance
         self.spans = list(spans)
         self.last = last
         self.decoders = nn.ModuleList([span.decoder for span in spans])
@@ -62,9 +72,11 @@ class Part(nn.Module):
 
         The loss is the sum over the tokens that this process has.
         """
+        whole = Totals() if self.balance == "batch" else None
         for span, samples in zip(self.spans, self.own, strict=True):
             tokens, documents = batch.own(samples)
-            context = Context.of(tokens, documents, span.lane, divisor, halved=halved)
+            masks = batch.masks(self.seed, samples) if torch.is_grad_enabled() else None
+            context = Context.of(tokens, documents, span.lane, divisor, halved=halved, masks=masks, whole=whole)
             if span.enter and x is not None:
                 x = relaid(x, *span.enter)
             targets = span.lane.own(next_tokens(tokens, documents)) if "head" in span.decoder.names else None

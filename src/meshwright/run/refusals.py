@@ -31,6 +31,19 @@ def refuse(plan: Plan) -> None:
         _refuse_compression(plan)
 
 
+def refuse_balance(plan: Plan, balance: str) -> None:
+    """Refuse a balance loss of the whole batch where a part of a step would not know the routing of the rest."""
+    if balance != "batch":
+        return
+    stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    counts = {"pipelines": len(plan.pipelines), "stages": stages, "micro-batches": plan.pipelines[0].micro_batches}
+    for name, count in counts.items():
+        if count > 1:
+            problem = f"the loss of a whole batch would depend on the plan, which has {count} {name}"
+            valid = "sample, or a plan of one pipeline, one stage and one micro-batch"
+            raise InputError(problem, field="--balance", valid=valid)
+
+
 def _refuse_compression(plan: Plan) -> None:
     from meshwright.run.asked import asked  # numpy and all codecs, which few plans need
 

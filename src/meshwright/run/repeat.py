@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-Run = Callable[..., Any]  # run(name, function, *tensors): what the function returns for them
+# run(name, function, *tensors): what the function returns for them. `part`: the module of its weights, where that is a
+# part of the layer that ZeRO gathers by itself.
+Run = Callable[..., Any]
 
 
-def plainly(name: str, function: Callable[..., Any], *inputs: Tensor) -> Any:
+def plainly(name: str, function: Callable[..., Any], *inputs: Tensor, part: nn.Module | None = None) -> Any:
     """Keep all that autograd keeps."""
     return function(*inputs)
 
@@ -67,8 +70,10 @@ def _tensors(found: Any) -> list[Tensor]:
 class _Repeated:
     """One run of an operator, and how to run it again."""
 
-    def __init__(self, layer: _Operators, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
-        self.function, self.module, self.unpack = function, layer.module, layer.unpack
+    def __init__(
+        self, layer: _Operators, function: Callable[..., Any], inputs: tuple[Tensor, ...], part: nn.Module | None
+    ) -> None:
+        self.function, self.module, self.unpack, self.part = function, layer.module, layer.unpack, part
         self.kept = [layer.pack(one.detach()) for one in inputs]
         self.needs = [one.requires_grad for one in inputs]
         self.asked = self.left = 0  # notes of what this made; once all have been answered, it is let go
@@ -93,6 +98,8 @@ class _Repeated:
         inputs = [
             self.unpack(one).detach().requires_grad_(need) for one, need in zip(self.kept, self.needs, strict=True)
         ]
+        if isinstance(self.part, FSDPModule):
+            self.part.unshard()  # the backward pass has come to what follows the part, not to the part
         given = _given(self.module, inputs)
         saved: list[Tensor] = []
 
@@ -148,10 +155,10 @@ class _Operators:
     def unpack(self, kept: Any) -> Tensor:
         return kept.tensor() if isinstance(kept, _Made) else self.keeper.unpack(kept)
 
-    def run(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Any:
+    def run(self, name: str, function: Callable[..., Any], *inputs: Tensor, part: nn.Module | None = None) -> Any:
         if name not in self.names:
             return function(*inputs)
-        frame, given, count = _Repeated(self, function, inputs), _given(self.module, inputs), 0
+        frame, given, count = _Repeated(self, function, inputs, part), _given(self.module, inputs), 0
 
         def pack(tensor: Tensor) -> Any:
             nonlocal count

@@ -195,7 +195,8 @@ def _router(config: Mapping[str, Any]) -> Arguments:
 
 def _dropout(first: Attention | LatentAttention, config: Mapping[str, Any], missing: list[str]) -> Arguments:
     """Megatron's own default is 0.1, so that nothing must be said too."""
-    scores, hidden = (first.score_dropout, first.dropout) if isinstance(first, Attention) else (0.0, 0.0)
-    if float(config.get("embd_pdrop") or 0.0) != hidden:
+    scores, hidden = first.score_dropout, first.dropout if isinstance(first, Attention) else 0.0
+    absent = 0.1 if config["model_type"] == "gpt2" else 0.0
+    if float(config.get("embd_pdrop", absent) or 0.0) != hidden:
         missing.append(f"embd_pdrop: Megatron drops after the embedding what it drops elsewhere, {hidden:g}")
     return {"attention-dropout": (f"{scores:g}",), "hidden-dropout": (f"{hidden:g}",)}

@@ -46,10 +46,14 @@ def gpt2_layers(f: Fields) -> list[Layer]:
     width = f.integer("n_inner", default=4 * hidden)
     f.divides("n_head", heads, "n_embd", hidden)
     f.require_complete()
-    embed = embedding(Place("embed"), vocab, hidden, positions=positions, dropout_rate=f.fraction("embd_pdrop"))
-    return _biased_decoder(
-        f, embed, vocab, hidden, heads, width, blocks, f.fraction("resid_pdrop"), f.fraction("attn_pdrop")
-    )
+    embed = embedding(Place("embed"), vocab, hidden, positions=positions, dropout_rate=_pdrop(f, "embd_pdrop"))
+    rates = _pdrop(f, "resid_pdrop"), _pdrop(f, "attn_pdrop")
+    return _biased_decoder(f, embed, vocab, hidden, heads, width, blocks, *rates)
+
+
+def _pdrop(f: Fields, name: str) -> float:
+    """Return a rate of GPT-2, whose config class fills in what is absent."""
+    return f.fraction(name, default=0.1)
 
 
 def bloom_layers(f: Fields) -> list[Layer]:
@@ -162,6 +166,7 @@ def _latent_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
         rope_dim=f.integer("qk_rope_head_dim"),
         v_dim=f.integer("v_head_dim"),
         bias=f.flag("attention_bias", False),
+        score_dropout=f.fraction("attention_dropout"),
     )
     return lambda _: attention.layer
 

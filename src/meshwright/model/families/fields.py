@@ -46,8 +46,8 @@ class Fields:
     def layers(self, *names: str, default: int | None = None) -> int:
         return self.integer(*names, default=default, most=MOST_LAYERS)
 
-    def fraction(self, *names: str) -> float:
-        """A rate such as dropout; absent or null is zero."""
+    def fraction(self, *names: str, default: float = 0.0) -> float:
+        """A rate such as dropout; absent or null is the default."""
         for name in names:
             value = self._config.get(name)
             if value is None:
@@ -55,7 +55,7 @@ class Fields:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 self._refuse(name, value, "a number from 0 up to, not including, 1")
             return float(value)
-        return 0.0
+        return default
 
     def number(self, name: str, default: float, least: float = 0.0, most: float = 1e6) -> float:
         value = self._config.get(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import gcd
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.run.collectives import Line, exchanged, shifted
 from meshwright.run.models.context import Context
+from meshwright.run.models.dropped_attention import NEVER, Drop, Pairs, dropped_block
 from meshwright.run.models.ring import ring_attention
 from meshwright.run.torch_private import packed_attention
 
@@ -22,10 +24,13 @@ _FASTEST = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-_NEVER = -1e30  # a score that is not seen: finite, so that gradients stay numbers where a whole row is masked
+_Block = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]  # attention to the keys of a member of the ring
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None,
+    drop: Drop | None = None,
+) -> Tensor:  # fmt: skip
     """Causal attention of (batch, own tokens, head, dim), heads of keys and values shared by several of queries.
 
     Ulysses (Jacobs et al., 2023) trades tokens for heads before and after it; in a ring (Liu et al., 2023) keys and
@@ -35,7 +40,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, s
     if line.size > 1:
         k, v = (_enough(part, line.size) for part in (k, v))
         q, k, v = _to_heads((q, k, v), line)
-    found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
+    if drop is not None and drop.rate and context.masks is not None:
+        pairs = Pairs(context, window, drop, context.masks, q.shape[-1] ** -0.5 if scale is None else scale)
+        # What is dropped is dropped after the softmax over all keys, so partial softmaxes merge as they do without.
+        found = _in_turns(q, k, v, context.lane.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
+    else:
+        found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
     return exchanged(found, line, 1, 2)
 
 
@@ -73,23 +83,28 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scal
 
 
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
-    """Own keys first, then those of each member before; partial softmaxes are merged by their weights.
-
-    Sliding windows need masks, and with them all scores of a step.
-    """
+    """Sliding windows need masks, and with them all scores of a step."""
     line = context.lane.ring
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not window and (not q.is_cuda or q.dtype != torch.float32):
         return ring_attention(q, k, v, line, scale, context.documents_of_samples())
-    q = q * scale
-    found, weight = _block(q, k, v, context.mask(window, line.rank))
+
+    def block(q: Tensor, k: Tensor, v: Tensor, source: int) -> tuple[Tensor, Tensor]:
+        return _block(q, k, v, context.mask(window, source))
+
+    return _in_turns(q * scale, k, v, line, block).to(v.dtype)
+
+
+def _in_turns(q: Tensor, k: Tensor, v: Tensor, line: Line, block: _Block) -> Tensor:
+    """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
+    found, weight = block(q, k, v, line.rank)
     for step in range(1, line.size):
         k, v = shifted(k, line), shifted(v, line)
-        more, other = _block(q, k, v, context.mask(window, (line.rank - step) % line.size))
+        more, other = block(q, k, v, (line.rank - step) % line.size)
         total = torch.logaddexp(weight, other)
         found = found * (weight - total).exp() + more * (other - total).exp()
         weight = total
-    return found.transpose(1, 2).to(v.dtype)
+    return found.transpose(1, 2)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -99,6 +114,6 @@ def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
     scores = q @ k.transpose(2, 3)
     if mask is not None:
-        scores = scores.masked_fill(~mask, _NEVER)
+        scores = scores.masked_fill(~mask, NEVER)
     weight = scores.logsumexp(dim=-1, keepdim=True)
     return (scores - weight).exp() @ v, weight

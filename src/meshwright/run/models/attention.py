@@ -11,6 +11,7 @@ from meshwright.model.attention import Attention, LatentAttention
 from meshwright.run.kernels import split_turned, turned
 from meshwright.run.models.attend import attend
 from meshwright.run.models.context import Context
+from meshwright.run.models.dropped_attention import Drop
 from meshwright.run.models.linear import Product, Row
 from meshwright.run.models.norms import entered, norm
 from meshwright.run.models.numerics import Numerics
@@ -31,6 +32,7 @@ class GroupedAttention(nn.Module):
         self.q_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
         self.k_norm = norm("rms", shape.head_dim, numerics) if shape.qk_norm else None
         self.turns = Turns.of(shape.head_dim, numerics.theta, numerics.rope) if shape.rotary else None
+        self.layer_name = ""
         self.repeated: frozenset[str] = frozenset()
         self.keeper: Keeper | None = None
 
@@ -41,8 +43,15 @@ class GroupedAttention(nn.Module):
             q, k, v = run("qkv", lambda t: self._qkv(t, context), normed)
             if self.q_norm is not None:
                 q, k = run("qk_norm", lambda q, k: self._normed(q, k, context), q, k)
-            found = run("core", lambda q, k, v: attend(q, k, v, context, self.shape.window).flatten(2), q, k, v)
-            return x + run("proj", lambda t: self.proj(t, context.lane), found)
+            found = run("core", lambda q, k, v: self._core(q, k, v, context), q, k, v)
+            return x + run("proj", lambda t: self._proj(t, context), found)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        drop = Drop(f"{self.layer_name}.core", self.shape.score_dropout)
+        return attend(q, k, v, context, self.shape.window, drop=drop).flatten(2)
+
+    def _proj(self, found: Tensor, context: Context) -> Tensor:
+        return context.dropped(self.proj(found, context.lane), f"{self.layer_name}.proj", self.shape.dropout)
 
     def _qkv(self, normed: Tensor, context: Context) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values; turned, unless they are to be normed before that."""
@@ -87,6 +96,7 @@ class MultiLatentAttention(nn.Module):
         self.proj = Row(shape.heads * shape.v_dim, shape.hidden, bias=shape.bias)
         self.turns = Turns.of(shape.rope_dim, numerics.theta, numerics.rope)
         self.softmax_scale = _softmax_scale(shape, numerics)
+        self.layer_name = ""
         self.repeated: frozenset[str] = frozenset()
         self.keeper: Keeper | None = None
 
@@ -100,8 +110,12 @@ class MultiLatentAttention(nn.Module):
             latent, shared = run("kv_down", lambda t: self.kv_down(t).split([s.kv_rank, s.rope_dim], dim=-1), normed)
             latent = run("kv_norm", self.kv_norm, latent)
             k, v = run("kv_up", lambda t, shared: self._keys(t, shared, context), latent, shared)
-            found = run("core", lambda q, k, v: attend(q, k, v, context, scale=self.softmax_scale).flatten(2), q, k, v)
+            found = run("core", lambda q, k, v: self._core(q, k, v, context), q, k, v)
             return x + run("proj", lambda t: self.proj(t, context.lane), found)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        drop = Drop(f"{self.layer_name}.core", self.shape.score_dropout)
+        return attend(q, k, v, context, scale=self.softmax_scale, drop=drop).flatten(2)
 
     def _queries(self, latent: Tensor, context: Context) -> Tensor:
         s = self.shape

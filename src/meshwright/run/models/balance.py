@@ -1,13 +1,23 @@
 """The loss that keeps experts equally busy (Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2021).
 
-Of one layer and micro-batch: experts x sum over experts of (rows routed to it per token) x (its mean score). Rows are
-counted over all processes that share the micro-batch, so that the loss does not depend on how tokens are dealt out; each
-process then adds the part of its own tokens.
+`sample`: every layer has a loss of every sample (DeepSeek-V3's sequence-wise loss, 2024),
+
+    experts x sum over experts of (rows routed to it per token) x (its mean score),
+
+weighed as the sample is in the mean cross entropy. No cut of a batch changes it.
+
+`batch`: the same formula once, over the tokens of all samples and layers together, as transformers has it. The loss is
+no sum over samples, so that a step must be one micro-batch.
+
+Rows are counted, they have no gradient. So scores have a constant one, which is known at the latest when the backward
+pass begins.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,37 +25,84 @@ from torch import Tensor
 
 from meshwright.run.collectives import Line
 
+Balance = Literal["sample", "batch"]
 
-def balance_loss(scores: Tensor, experts: Tensor, everyone: Line) -> Tensor:
-    """The part of the own tokens, times the number of all tokens: (token, expert) scores and (token, top_k) experts.
 
-    >>> even = torch.full((4, 2), 0.5)
-    >>> balance_loss(even, torch.tensor([[0], [1], [0], [1]]), Line()) / 4
-    tensor(1.)
+@dataclass(frozen=True)
+class Routed:
+    """What a router did with the own tokens of some samples."""
+
+    scores: Tensor  # (token, expert)
+    experts: Tensor  # (token, top_k)
+    samples: Tensor  # (token,): the sample it belongs to, from 0; -1: it is padding
+
+    def rows(self, samples: int) -> Tensor:
+        """Return how many rows of each sample every expert gets: (sample, expert).
+
+        >>> routed = Routed(torch.ones(3, 2), torch.tensor([[0], [1], [1]]), torch.tensor([0, 0, -1]))
+        >>> routed.rows(1)
+        tensor([[1., 1.]])
+        """
+        count = self.scores.shape[1]
+        places = (self.samples[:, None] * count + self.experts)[self.samples >= 0].flatten()
+        return torch.bincount(places, minlength=samples * count).view(samples, count).to(torch.float32)
+
+    def sums_of_scores(self, samples: int) -> Tensor:
+        """Return the sums over the tokens of each sample of the experts' shares in a token's scores: (sample, expert)."""
+        shares = self.scores / self.scores.sum(dim=-1, keepdim=True)
+        real = (self.samples >= 0)[:, None]
+        into = self.samples.clamp(min=0)
+        return shares.new_zeros(samples, shares.shape[1]).index_add(0, into, shares * real)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The routing of a whole step: complete when its forward pass is over."""
+
+    rows: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of a layer: rows of every expert, tokens, weight of the step
+
+    def add(self, layer: str, rows: Tensor, tokens: Tensor, weight: Tensor, everyone: Line) -> None:
+        """Count a layer's rows on all processes; a layer that is run again counts once."""
+        if layer in self.rows:
+            return
+        found = torch.cat([rows, torch.stack([tokens, weight])])
+        if everyone.size > 1:
+            dist.all_reduce(found, group=everyone.group)
+        self.rows[layer] = found
+
+    def gradient(self) -> Tensor:
+        """Return that of the sum of an expert's scores, times the weight of the step."""
+        found = torch.stack(list(self.rows.values()))
+        tokens = found[:, -2].sum()
+        return (len(found[0]) - 2) * found[0, -1] * found[:, :-2].sum(dim=0) / tokens.square()
+
+
+def sample_gradient(rows: Tensor, tokens: Tensor, weight: Tensor, fellows: Line) -> Tensor:
+    """Return the gradient of (sample, expert) sums of scores, from the rows of the own tokens.
+
+    >>> sample_gradient(torch.tensor([[2.0, 2.0]]), torch.tensor([4.0]), torch.tensor([4.0]), Line())
+    tensor([[1., 1.]])
     """
-    count = scores.shape[1]
-    rows = torch.bincount(experts.flatten(), minlength=count).to(torch.float32)
-    tokens = torch.tensor([float(len(scores))], device=rows.device)
-    said = torch.cat([rows, tokens])
-    if everyone.size > 1:
-        dist.all_reduce(said, group=everyone.group)
-    share = said[:count] / said[count]
-    mean = scores / scores.sum(dim=-1, keepdim=True)
-    return count * (mean.sum(dim=0) * share).sum()
+    if fellows.size > 1:
+        rows = rows.clone()
+        dist.all_reduce(rows, group=fellows.group)
+    return rows.shape[1] * (weight / tokens.clamp(min=1.0).square())[:, None] * rows
 
 
 class _With(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        ctx.like = loss
+    def forward(ctx: Any, x: Tensor, totals: Tensor, gradient: Callable[[], Tensor]) -> Tensor:
+        ctx.gradient = gradient
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return grads[0], torch.ones_like(ctx.like)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], ctx.gradient(), None
 
 
-def with_loss(x: Tensor, loss: Tensor) -> Tensor:
-    """`x`, whose gradient brings that of a loss along: so a layer adds to the loss wherever its stage is."""
-    found: Tensor = _With.apply(x, loss)
+def with_gradient(x: Tensor, totals: Tensor, gradient: Callable[[], Tensor]) -> Tensor:
+    """Return `x`, whose backward pass also gives `totals` a gradient: so a layer adds to the loss of another stage."""
+    found: Tensor = _With.apply(x, totals, gradient)
     return found

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from meshwright.run.lane import ONE, Lane
+from meshwright.run.layout import Interval
+from meshwright.run.models.balance import Totals
+from meshwright.run.models.dropout import Masks, dropped
 from meshwright.run.models.rotary import Turns
 
 
@@ -25,22 +28,70 @@ class Context:
     lane: Lane = ONE
     divisor: float = 0.0  # of losses that layers add themselves; 0: they add none
     halved: bool = False  # the backward pass comes in two halves: input gradients, then weight gradients
+    masks: Masks | None = None  # of dropout; None: nothing is dropped
+    whole: Totals | None = None  # of the step's routing, where the balance loss is of the whole batch
     angles: dict[Turns, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)  # once computed
 
+    counted: set[str] = field(default_factory=set, compare=False, repr=False)  # layers whose experts' rows were counted
+    routed: list[Tensor] = field(default_factory=list, compare=False, repr=False)
     bounds: list[Tensor] = field(default_factory=list, compare=False, repr=False)
     listed: list[list[list[int]]] = field(default_factory=list, compare=False, repr=False)
 
     @staticmethod
     def of(
-        tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE, divisor: float = 0.0, *, halved: bool = False
-    ) -> Context:
+        tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE, divisor: float = 0.0, *, halved: bool = False,
+        masks: Masks | None = None, whole: Totals | None = None,
+    ) -> Context:  # fmt: skip
         """From whole samples; positions count from the start of a sample, or of a document."""
         count = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
         if documents is not None:
             new = torch.ones_like(documents, dtype=torch.bool)
             new[:, 1:] = documents[:, 1:] != documents[:, :-1]
             count = count - torch.where(new, count, 0).cummax(dim=1).values
-        return Context(lane.own(count), tokens.shape[1], documents, lane, divisor, halved)
+        return Context(lane.own(count), tokens.shape[1], documents, lane, divisor, halved, masks, whole)
+
+    def places(self) -> Tensor:
+        """Return where the own tokens of the residual stream stand in their samples, whatever documents these hold."""
+        place = self.lane.own(torch.arange(self.length, device=self.positions.device), dim=0)
+        return place.chunk(self.lane.tp.size)[self.lane.tp.rank] if self.lane.sp else place
+
+    def dropped(self, x: Tensor, site: str, rate: float) -> Tensor:
+        """Return what the residual stream gets of (sample, token, channel) after dropout."""
+        return dropped(x, site, rate, self.masks, self.places()) if rate and self.masks else x
+
+    def keys(self, source: int) -> list[Interval]:
+        """Return the places of the keys that a member of the ring has."""
+        size = self.lane.ring.size
+        if size == 1:
+            return [(0, self.length)]
+        piece = self.length // (2 * size)
+        return [(part * piece, (part + 1) * piece) for part in (source, 2 * size - 1 - source)]
+
+    def samples_of_rows(self) -> Tensor:
+        """Return the own sample that each row of a router belongs to; -1 for padding, which no loss or load counts.
+
+        Where members of a tensor-parallel line have the same tokens, each routes some of them.
+        """
+        if not self.routed:
+            lane = self.lane
+            sample = torch.arange(len(self.positions), device=self.positions.device)[:, None].expand_as(self.positions)
+            if self.documents is not None:
+                sample = sample.where(lane.own(self.documents) >= 0, -1)
+            if lane.sp:
+                sample = sample.chunk(lane.tp.size, dim=1)[lane.tp.rank]
+            flat, members = sample.flatten(), 1 if lane.sp else lane.tp.size
+            flat = torch.nn.functional.pad(flat, (0, -len(flat) % members), value=-1)
+            self.routed.append(flat.chunk(members)[0 if members == 1 else lane.tp.rank])
+        return self.routed[0]
+
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Return of every sample how many tokens it has, and how many of them have a next one in their document."""
+        if self.documents is None:
+            tokens = torch.full((len(self.positions),), float(self.length), device=self.positions.device)
+            return tokens, tokens - 1.0
+        real = self.documents >= 0
+        followed = (self.documents[:, 1:] == self.documents[:, :-1]) & real[:, 1:]
+        return real.sum(dim=1).float(), followed.sum(dim=1).float()
 
     def turns(self, turns: Turns) -> tuple[Tensor, Tensor]:
         """Cosines and sines at the own positions."""

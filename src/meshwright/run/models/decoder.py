@@ -36,11 +36,15 @@ class Embedding(nn.Module):
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
         self.vocabulary = numerics.vocab
+        self.layer_name, self.dropout = "", numerics.embedding_dropout
         self.first = 0  # row of the whole table that the own part begins with
         self.tokens = nn.Embedding(numerics.vocab, numerics.hidden)
         self.positions = nn.Embedding(numerics.positions, numerics.hidden) if numerics.positions else None
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
+        return context.dropped(self._found(tokens, context), self.layer_name, self.dropout)
+
+    def _found(self, tokens: Tensor, context: Context) -> Tensor:
         lane, table = context.lane, self.tokens.weight
         if lane.tp.size == 1:
             found = functional.embedding(tokens, table)
@@ -99,6 +103,7 @@ class Decoder(nn.Module):
         # Weights that live in another layer go by its name wherever they are used.
         self.aliases = {f"{layer.name}.weight": f"{layer.tied_to}.tokens.weight" for layer in layers if layer.tied_to}
         for layer in layers:
+            self.layer(layer.name).layer_name = layer.name
             if layer.tied_to in self.names:  # both ends stand here and share one parameter
                 self.layer(layer.name).weight = self.layer(layer.tied_to).tokens.weight
                 self.tied = True

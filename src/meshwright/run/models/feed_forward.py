@@ -29,6 +29,7 @@ class FeedForward(nn.Module):
     def __init__(self, shape: Mlp, numerics: Numerics) -> None:
         super().__init__()
         self.shape, self.activation = shape, numerics.activation
+        self.layer_name = ""
         self.norm = norm(shape.norm, shape.hidden, numerics)
         self.up = Product(shape.hidden, shape.width * (2 if shape.gated else 1), bias=shape.bias)
         self.down = Row(shape.width, shape.hidden, bias=shape.bias)
@@ -43,7 +44,10 @@ class FeedForward(nn.Module):
             normed, x = run("norm", lambda t: entered(self.norm, t, lane, later=later), x)
             wide = widened(run, normed, up, self.repeated, gated=self.shape.gated)
             product = run("activation", lambda *t: inner(t, self.activation, gated=self.shape.gated), *wide)
-            return x + run("down", lambda t: self.down(t, lane), product)
+            return x + run("down", lambda t: self._down(t, context), product)
+
+    def _down(self, product: Tensor, context: Context) -> Tensor:
+        return context.dropped(self.down(product, context.lane), f"{self.layer_name}.down", self.shape.dropout)
 
 
 def widened(

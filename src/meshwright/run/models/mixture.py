@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.model.feed_forward import Moe
-from meshwright.run.collectives import ALONE, dispatched, gathered, joined, parted, scattered
+from meshwright.run.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
 from meshwright.run.lane import Lane
-from meshwright.run.models.balance import balance_loss, with_loss
+from meshwright.run.models.balance import Routed, sample_gradient, with_gradient
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import inner, widened
 from meshwright.run.models.linear import Product, Row
@@ -42,9 +42,8 @@ class Router(nn.Module):
             weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if self.routing.sigmoid else 0.0))
         return (weights * self.routing.scale).to(x.dtype), experts, scores
 
-    def count(self, experts: Tensor) -> None:
+    def count(self, rows: Tensor) -> None:
         """Remember how many rows every expert got."""
-        rows = torch.bincount(experts.flatten(), minlength=self.shape.experts)
         self.load = rows if self.load is None else self.load + rows
 
     def _among(self, scores: Tensor) -> Tensor:
@@ -70,9 +69,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor, run: Run = plainly) -> Tensor:
         """Of rows in the order of the experts, so many for each."""
-        wide = run("expert_up", lambda t: grouped(t, self.up, counts), x)
+        wide = run("expert_up", lambda t: grouped(t, self.up, counts), x, part=self)
         product = run("expert_activation", lambda t: inner((t,), self.activation, gated=True), wide)
-        found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product)
+        found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product, part=self)
         return found
 
 
@@ -103,6 +102,7 @@ class Mixture(nn.Module):
             self.shared_down = Row(shape.shared_width, shape.hidden, bias=False)
         if shape.shared_gate:
             self.shared_gate = nn.Linear(shape.hidden, 1, bias=False)
+        self.layer_name = ""
         self.repeated: frozenset[str] = frozenset()
         self.keeper: Keeper | None = None
 
@@ -115,11 +115,8 @@ class Mixture(nn.Module):
             flat = normed.flatten(0, 1)
             h = parted(functional.pad(flat, (0, 0, 0, -len(flat) % once.size)), once, 0)
             weights, experts, scores = self.router(h)
-            if self.balance and context.divisor and torch.is_grad_enabled():
-                loss = balance_loss(scores, experts, lane.everyone) * (self.balance / context.divisor)
-                weights = with_loss(weights, loss)
-            if self.router.routing.corrected and context.divisor and torch.is_grad_enabled():
-                self.router.count(experts)
+            if context.divisor and torch.is_grad_enabled():
+                weights = self._balanced(weights, Routed(scores, experts, context.samples_of_rows()), context)
             narrow = run("descend", self.descend, h) if self.shape.bottleneck else h
             found = self._routed(run, narrow, weights, experts, lane)
             if self.shape.bottleneck:
@@ -127,18 +124,42 @@ class Mixture(nn.Module):
             x = x + joined(found, once, 0)[: len(flat)].view_as(x)
             return x + self._shared(run, normed, lane) if self.shape.shared_width else x
 
+    def _balanced(self, weights: Tensor, routed: Routed, context: Context) -> Tensor:
+        """What keeps experts equally busy: a correction counts their rows, a loss adds to the gradient of the scores."""
+        samples = len(context.positions)
+        if self.router.routing.corrected and self.layer_name not in context.counted:
+            context.counted.add(self.layer_name)  # a layer that is run again counts once
+            self.router.count(routed.rows(samples).sum(dim=0))
+        if not self.balance:
+            return weights
+        rows, (tokens, weight) = routed.rows(samples), context.sizes()
+        factor, sums = self.balance / context.divisor, routed.sums_of_scores(samples)
+        if context.whole is None:
+            gradient = factor * sample_gradient(rows, tokens, weight, context.lane.fellows)
+            return with_gradient(weights, sums, lambda: gradient)
+        whole, own = context.whole, (routed.samples >= 0).sum().float()
+        # Fellows have the same samples, and each a part of their weight.
+        whole.add(
+            self.layer_name, rows.sum(dim=0), own, weight.sum() / context.lane.fellows.size, context.lane.everyone
+        )
+        return with_gradient(weights, sums.sum(dim=0), lambda: factor * whole.gradient())
+
     def _routed(self, run: Run, h: Tensor, weights: Tensor, experts: Tensor, lane: Lane) -> Tensor:
         """Rows to the processes that have their experts, through them, and back.
 
         Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
         """
+        own = len(h)
+        if lane.uneven:  # members' pieces must be equal: rows that weigh nothing are added
+            missing = most(own, lane.etp, h.device) - own
+            h, weights, experts = (functional.pad(part, (0, 0, 0, missing)) for part in (h, weights, experts))
         h, weights = (gathered(part, lane.etp, 0) for part in (h, weights))
         experts = gathered(experts, lane.etp, 0)
         order = experts.flatten().argsort(stable=True)
         token = order // self.shape.top_k
         counts = torch.bincount(experts.flatten(), minlength=self.shape.experts)
         rows = self._elsewhere(run, h, token, counts, lane) * weights.flatten()[order, None]
-        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)
+        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)[:own]
 
     def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, lane: Lane) -> Tensor:
         """Rows in the order of all experts, so many for each, through them wherever they are."""

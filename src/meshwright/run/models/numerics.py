@@ -59,6 +59,7 @@ class Numerics:
     interleaved: bool = False  # rotary pairs stand side by side (DeepSeek)
     routing: Routing = Routing()
     initializer: float = 0.02
+    embedding_dropout: float = 0.0  # rates of blocks are in the shapes of their layers
 
 
 def config_of(model: Model) -> Mapping[str, Any]:
@@ -76,12 +77,14 @@ def numerics(model: Model) -> Numerics:
     family = str(config["model_type"])
     if family not in TRAINABLE:
         raise InputError(f"the family '{family}' cannot be trained", field="model_type", valid=", ".join(TRAINABLE))
+    _refuse_noise(config, family)
     if family == "gpt2":
         hidden = int(config["n_embd"])
         return Numerics(
             int(config["vocab_size"]), hidden, int(config.get("n_positions", 1024)),
             float(config.get("layer_norm_epsilon", 1e-5)), _activation(config, "activation_function", "gelu_new"),
             initializer=float(config.get("initializer_range", 0.02)),
+            embedding_dropout=_rate(config, "embd_pdrop", 0.1),
         )  # fmt: skip
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.pop("rope_theta", config.get("rope_theta") or _THETA.get(family, 10_000.0)))
@@ -92,6 +95,25 @@ def numerics(model: Model) -> Numerics:
         theta=theta, rope=rope, interleaved=deep and bool(config.get("rope_interleave", True)),
         routing=_routing(config, family), initializer=float(config.get("initializer_range", 0.02)),
     )  # fmt: skip
+
+
+def _rate(config: Mapping[str, Any], name: str, default: float) -> float:
+    return default if config.get(name) is None else float(config[name])
+
+
+# Rates of parts that a language model does not have: GPT-2's summaries, classifiers.
+_ELSEWHERE = {"summary_first_dropout", "summary_last_dropout", "classifier_dropout"}
+
+
+def _refuse_noise(config: Mapping[str, Any], family: str) -> None:
+    """Refuse dropout that transformers' class of the family does not have either, and noise on a router's input."""
+    trained = {"resid_pdrop", "embd_pdrop", "attn_pdrop"} if family == "gpt2" else {"attention_dropout"}
+    for name, value in config.items():
+        asked = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if asked and name.endswith(("dropout", "pdrop", "dropout_prob")) and name not in trained | _ELSEWHERE:
+            raise InputError(f"{family} has no such dropout", field=name, valid=f"0, or {', '.join(sorted(trained))}")
+        if asked and name == "router_jitter_noise":
+            raise InputError("noise on a router's input cannot be trained yet", field=name, valid="0")
 
 
 _THETA = {"mixtral": 1e6}
