@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import InputError
@@ -23,8 +24,19 @@ _LOCK = "lock"
 _OURS = re.compile(rf"\.?{MANIFEST}(\..*)?|{DOCUMENTS}|{_LOCK}|tokens-\d+\.bin")
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A folder that is being written, and the descriptor that holds its lock.
+
+    A forked process inherits the descriptor, and with it the lock: it must close it.
+    """
+
+    path: Path
+    lock: int
+
+
 @contextlib.contextmanager
-def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Path | None]:
+def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Unfinished | None]:
     """The folder to write to; it becomes `target` at the end of the block, and vanishes if the block fails.
 
     None where another process has finished the same folder while this one waited for it.
@@ -39,7 +51,7 @@ def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Path 
             return
         check_target(target, overwrite=overwrite)  # under the lock: another may have finished just before
         _clear(part)
-        yield part
+        yield Unfinished(part, lock)
         _replace(part, target)
         (target / _LOCK).unlink()  # not before: without it another would take the folder for one that was left
     except OSError as error:
