@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import write_error
 from meshwright.run.data.manifest import DOCUMENTS, MANIFEST, is_prepared
 
 _LOCK = "lock"
@@ -56,7 +57,8 @@ def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Unfin
         (target / _LOCK).unlink()  # not before: without it another would take the folder for one that was left
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(error.strerror or str(error), file=str(error.filename or target)) from None
+        kind = type(write_error(error, file=""))
+        raise kind(error.strerror or str(error), file=str(error.filename or target)) from None
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -127,7 +129,7 @@ def _created(part: Path) -> int:
             if not part.parent.is_dir():
                 raise InputError(f"there is no folder '{part.parent}'", file=str(part)) from None
         except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror or error}", file=str(part)) from None
+            raise write_error(error, file=str(part)) from None
 
 
 def _clear(part: Path) -> None:
