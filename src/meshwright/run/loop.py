@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import signal
 import sys
 import time
@@ -26,6 +25,7 @@ from meshwright.run.events import Events
 from meshwright.run.feed import Feed
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
+from meshwright.run.host_memory import Peaks
 from meshwright.run.launch import STOPPING
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
@@ -80,6 +80,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
 
     data = _data(job, run, "train")
     held = _data(job, run, "evaluation") if run.evaluate_every else None
+    peaks = Peaks(device)
     loop = begin(job, plan, run, device)
     checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
     start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
@@ -92,7 +93,8 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
         trained=loop.part.trained(),
     )
     stopped = False
-    with _asked() as asked, Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
+    ahead = Feed(data, loop.part, range(start, run.steps), device)
+    with peaks, _asked() as asked, ahead as feed, _trace(run, rank) as traced:
         for step, batches in feed:
             begun = time.perf_counter()
             if loop.dynamic:
@@ -100,7 +102,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
             facts = advance(loop, batches, step, stop=asked())
             seconds = time.perf_counter() - begun
             stopped = facts.pop("stop")
-            say("step", step=step + 1, **facts, **_speed(job, prediction, seconds, device))
+            say("step", step=step + 1, **facts, **_speed(job, prediction, seconds), **peaks.facts())
             for move in loop.dynamic.after(step, healthy="skipped" not in facts) if loop.dynamic else ():
                 say("precision", step=step + 1, **move)
             traced()
@@ -182,21 +184,13 @@ def _evaluate(loop: Loop, held: Source, device: str) -> float:
     return total / max(tokens, 1.0)
 
 
-def _speed(job: Job, prediction: Prediction, seconds: float, device: str) -> dict[str, Any]:
+def _speed(job: Job, prediction: Prediction, seconds: float) -> dict[str, Any]:
     return {
         "step_time_s": seconds,
         "predicted_step_time_s": prediction.step_seconds,
-        "peak_memory_bytes": peak_memory(device),
         "mfu": prediction.mfu_at(seconds),
         "tokens_per_second": job.tokens_per_step / seconds,
     }
-
-
-def peak_memory(device: str) -> int:
-    """Bytes: of tensors on an accelerator, of the whole process on a CPU."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> int:

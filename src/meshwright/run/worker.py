@@ -23,6 +23,7 @@ from meshwright.plan import Plan
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import TrainingFailed, Work, quiet_exit
 from meshwright.run.loop import Prediction, train
+from meshwright.run.threads import share_cores
 from meshwright.run.torch_private import default_store, grow_segments
 
 _WAIT = timedelta(seconds=600)  # for a peer; a lost one is noticed at once, a stuck one after this
@@ -44,19 +45,20 @@ _LOST = (
 
 def work_alone(work: Work, tell: Tell) -> None:
     """A world of one process, in this one."""
-    joined = dist.is_initialized()
+    joined, threads = dist.is_initialized(), torch.get_num_threads()
     try:
-        _train(work, _device(0), tell)
+        _train(work, _device(0, 1), tell)
     except Exception as error:
         raise told(error, work) from None
     finally:
+        torch.set_num_threads(threads)  # the process is the caller's
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()
 
 
 def work_together(work: Work, rank: int, local_rank: int, tell: Tell) -> None:
     """One of the processes that a launcher has started; one of them says what is wrong."""
-    device = _device(local_rank)
+    device = _device(local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     _join(device)
     try:
         _train(work, device, tell if rank == 0 else lambda _: None)
@@ -88,9 +90,7 @@ def attempt(work: Work, local_rank: int, neighbours: int, tell: Tell) -> Failure
 
     `neighbours`: processes on this node, which share its cores.
     """
-    device = _device(local_rank)
-    if device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+    device = _device(local_rank, neighbours)
     try:
         _join(device)
         _train(work, device, tell)
@@ -126,13 +126,14 @@ def _train(work: Work, device: str, tell: Tell) -> None:
     train(plan.resolve(), plan, work.run, Prediction(work.step_seconds, work.mfu), tell, device)
 
 
-def _device(local_rank: int) -> str:
+def _device(local_rank: int, neighbours: int) -> str:
     if torch.cuda.is_available():
         device = f"cuda:{local_rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
         grow_segments()
         return device
     keep_freed_memory()
+    share_cores(neighbours)
     return "cpu"
 
 
