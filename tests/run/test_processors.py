@@ -76,7 +76,7 @@ def test_bytes_that_are_held_and_freed_are_seen() -> None:
 
 
 @counted
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["full", pytest.param("none", marks=pytest.mark.nightly)])
 def test_the_peak_of_tensors_is_that_of_the_profiler(recompute: str, tmp_path: Path) -> None:
     """The profiler is told of every allocation; samples miss short ones, and count what else malloc hands out."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
