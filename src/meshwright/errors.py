@@ -5,6 +5,7 @@
     │   ├── UnknownName     a name that is not in a catalogue
     │   └── PlanError       a plan that breaks a named rule
     ├── DoesNotFit          the job cannot be done on this cluster  exit code 1
+    ├── DiskFull            a file could not be written             exit code 1
     └── TrainingFailed      a run began and could not go on         exit code 1
 
 Every error says what was asked, where (file and field), and what would be valid.
@@ -124,6 +125,27 @@ class TrainingFailed(MeshwrightError):
     """A run that began and could not go on: a lost or stuck rank, memory, a full disk, a loss that diverges."""
 
     exit_code = FAILED
+
+
+class DiskFull(MeshwrightError):
+    """A file that has no room: nothing that the user wrote is wrong, and what was there before is kept.
+
+    >>> print(DiskFull("cannot be written: No space left on device", file="plan.json"))
+    plan.json: cannot be written: No space left on device
+    """
+
+    exit_code = FAILED
+
+    def __init__(self, problem: str, *, file: str = "", field: str = "") -> None:
+        self.problem, self.file, self.field = problem, file, field
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        return "".join(f"{part}: " for part in (self.file, self.field) if part) + self.problem
+
+    def as_json(self) -> dict[str, object]:
+        facts = {"error": self.problem, "file": self.file, "field": self.field}
+        return {key: value for key, value in facts.items() if value or key == "error"}
 
 
 def plain(name: str) -> str:

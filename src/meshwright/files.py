@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from meshwright.errors import InputError
+from meshwright.errors import DiskFull, InputError
 
 _DEEPEST = 64  # levels of nesting; far beyond any document of ours
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, in a quota, under a limit of the process
 
 
 def read_text(path: str | Path) -> str:
@@ -133,26 +136,44 @@ def write_text(path: str | Path, text: str) -> None:
 
     Links are followed; what is no regular file (a pipe, a device) is written to, not replaced.
     """
-    content = text.encode()
-    target = Path(os.path.realpath(path))
-    temporary = ""
+    write_texts({path: text})
+
+
+def write_texts(texts: Mapping[str | Path, str]) -> None:
+    """Write several files, none of which appears before all of them are on the disk."""
+    staged: list[tuple[str | Path, Path, str]] = []
+    path: str | Path = ""
     try:
-        if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(content)
-            return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-        os.replace(temporary, target)
-        temporary = ""
+        for path, text in texts.items():
+            target = Path(os.path.realpath(path))
+            if target.exists() and not target.is_file() and not target.is_dir():
+                target.write_bytes(text.encode())
+                continue
+            handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            staged.append((path, target, temporary))
+            with os.fdopen(handle, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+        for path, target, temporary in staged:  # noqa: B007 - an error names the path
+            os.replace(temporary, target)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+        raise write_error(error, file=str(path)) from None
     finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
+        for _, _, temporary in staged:
+            with suppress(FileNotFoundError):  # it was renamed
+                os.unlink(temporary)
+
+
+def write_error(error: OSError, *, file: str, field: str = "") -> InputError | DiskFull:
+    """Return what to raise where the system refuses to write: a full disk is no mistake of the user's.
+
+    >>> write_error(OSError(errno.ENOSPC, "No space left on device"), file="a.json").exit_code
+    1
+    """
+    kind = DiskFull if error.errno in _FULL else InputError
+    return kind(f"cannot be written: {error.strerror or error}", file=file, field=field)
 
 
 def _umask() -> int:

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from meshwright.errors import InputError
+from meshwright.errors import DiskFull
 from meshwright.plan import Plan, schema
 from tests.conftest import ROOT
 from tests.plan.strategies import plans
@@ -97,7 +97,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(InputError, match="No space left"):
+    with pytest.raises(DiskFull, match="No space left"):
         plan.save(path)
     assert path.read_text() == "the old plan"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]

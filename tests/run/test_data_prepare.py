@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.processes import started_at, state_of
 from meshwright.run.data import Dataset, prepare
 from meshwright.run.data import sources as sources_module
 from tests.run.texts import END, TEXTS, all_tokens, documents_of, stream_of, write_jsonl
@@ -169,6 +173,44 @@ def test_errors_of_workers_reach_the_caller(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt"]
 
 
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="the system does not count what is read")
+@pytest.mark.parametrize("bad", [False, True], ids=["good", "bad"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_long_line_is_read_a_few_times_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: bool
+) -> None:
+    """Once to be tokenised, once by the pieces that lie inside it, once to count the lines before a mistake."""
+    monkeypatch.setattr(sources_module, "PIECE", 2**15)
+    size = 4 * 2**20
+    text, path = b"y" * size, tmp_path / f"a.{kind}"
+    path.write_bytes((text if kind == "txt" else b'{"text": "' + text + b'"}') + b"\n\xff" * bad)
+    before = _bytes_read()
+    if bad:
+        with pytest.raises(InputError, match=r":2:1: is not UTF-8 text .byte 0xff"):
+            prepare([path], tmp_path / "t", workers=1)
+    else:
+        prepare([path], tmp_path / "t", workers=1)
+    assert size <= _bytes_read() - before < 4 * size
+    if not bad:
+        assert all_tokens(tmp_path / "t") == [121] * size + [END]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64])
+def test_pieces_hold_every_line_once_however_they_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(sources_module, "PIECE", piece)
+    texts = ["\n", "a\n\n\nb", "one\ntwo\n", "a long line of some forty characters or so\nb\n", "x\n" * 9 + "end"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    prepare([tmp_path], tmp_path / f"t{piece}", workers=1)
+    assert all_tokens(tmp_path / f"t{piece}") == stream_of(texts)
+
+
 def test_nothing_to_prepare_says_so(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["", ""])
     with pytest.raises(InputError, match="hold no text: 1 files, 2 empty documents"):
@@ -252,6 +294,53 @@ def test_killed_in_the_middle_leaves_nothing_valid(tmp_path: Path) -> None:
         "tokens-00000.bin",
     ]
     assert not (tmp_path / "t.part").exists()
+
+
+# Python releases its interpreter lock in most long calls; a regular expression that backtracks never does.
+_STUCK = """
+import os, re, signal, sys
+from meshwright.run.data import prepare
+from meshwright.run.data.tokenizer import Bytes
+
+def stuck(self, texts):
+    os.write(1, b"%d\\n" % os.getpid())
+    re.match("(a+)+$", "a" * 99 + "b")
+
+Bytes.encode = stuck
+prepare([sys.argv[2]], sys.argv[1], workers=2)
+"""
+
+
+def _open_files(pid: int) -> set[str]:
+    folder = f"/proc/{pid}/fd"
+    return {os.readlink(f"{folder}/{number}") for number in os.listdir(folder)}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no signal follows a parent's death")
+@pytest.mark.usefixtures("small_pieces")
+def test_workers_and_lock_end_with_a_killed_parent(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["x" * 2**20] * 3)
+    command = [sys.executable, "-c", _STUCK, str(tmp_path / "t"), str(source)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    workers = {pid: started_at(pid) for pid in sorted({int(parent.stdout.readline()) for _ in range(2)})}
+    assert len(workers) == 2
+    try:
+        lock = str(tmp_path / "t.part/lock")
+        assert lock in _open_files(parent.pid)
+        assert not any(lock in _open_files(pid) for pid in workers)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        limit = time.monotonic() + 5
+        while any(state_of(pid, started) not in ("", "Z") for pid, started in workers.items()):
+            assert time.monotonic() < limit, "a worker lives on"
+            time.sleep(0.02)
+    finally:
+        for pid, started in workers.items():
+            if state_of(pid, started):
+                os.kill(pid, signal.SIGKILL)
+    parent.stdout.close()
+    assert prepare([source], tmp_path / "t", workers=1) is not None
 
 
 def test_interrupted_leaves_nothing_at_all(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import torch
 
 import meshwright as mw
 from meshwright.run.evenly import Evenly
+from meshwright.run.host_memory import malloc_bytes
 from meshwright.run.models import Context, build
 from meshwright.run.offload import Place, offload
 from meshwright.run.recompute import recompute
 from tests.run.families import CONFIGS
-from tests.run.heap import heap_bytes
 
 # Attention, norms, gates and routers all save their own outputs somewhere.
 _FAMILIES = ("llama", "qwen3", "gpt2", "qwen3-moe", "deepseek-v3")
@@ -38,7 +38,7 @@ def _grows(name: str, how: Any, *, kept: float = 0.0, lora: int = 0, abandoned: 
             loss.backward()
         del loss
         decoder.zero_grad(set_to_none=True)
-        held.append(heap_bytes())
+        held.append(malloc_bytes())
     return max(held[-3:]) - held[4]
 
 

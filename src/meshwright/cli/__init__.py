@@ -1,7 +1,7 @@
 """How a person says it: one thin file per verb, no logic.
 
-Exit codes: 0 done, 1 the job cannot be done or a run failed, 2 bad input, 3 a run was stopped early, 70 a bug of ours.
-Errors go to standard error in one line; with --json also to standard output as an object.
+Exit codes: 0 done, 1 the job cannot be done, a run failed or a disk is full, 2 bad input, 3 a run was stopped early, 70 a
+bug of ours. Errors go to standard error in one line; with --json also to standard output as an object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 import click
 
 from meshwright import __version__
-from meshwright.errors import BUG, DoesNotFit, InputError, MeshwrightError, closest_names
+from meshwright.errors import BUG, DiskFull, DoesNotFit, InputError, MeshwrightError, closest_names
 
 # verb -> module that holds it; a verb's file is imported only when it is used
 VERBS = {
@@ -126,8 +126,11 @@ def main() -> None:
     except BrokenPipeError:
         _leave_quietly(0)  # the reader has gone; nothing is left to say
     except OSError as error:
-        _write(sys.stderr, f"error: standard output: cannot be written: {error.strerror or error}")
-        _leave_quietly(2)
+        from meshwright.files import write_error  # reading and writing files is not loaded for every start
+
+        found = write_error(error, file="standard output")
+        _write(sys.stderr, f"error: {found}")
+        _leave_quietly(found.exit_code)
     except Exception as error:
         traceback.print_exc()
         problem = "this is a bug in meshwright; please report it with the lines above"
@@ -136,7 +139,9 @@ def main() -> None:
 
 
 def _fail(error: MeshwrightError) -> None:
-    facts: dict[str, object] = error.as_json() if isinstance(error, InputError | DoesNotFit) else {"error": str(error)}
+    facts: dict[str, object] = {"error": str(error)}
+    if isinstance(error, InputError | DoesNotFit | DiskFull):
+        facts = error.as_json()
     enough = getattr(error, "suggestion", "")  # where nothing fits, the search says what would
     _say(facts, f"{error}; {enough}" if enough else str(error))
     sys.exit(error.exit_code)

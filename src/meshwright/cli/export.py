@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.common import as_json, job_options, load_plan, print_json
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.export.formats import FORMATS, format_named
-from meshwright.files import write_text
+from meshwright.files import write_error, write_texts
 from meshwright.plan import Job
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Examples:
 \b
 What a framework has no words for is taken as near as it can be said, listed on standard error, and priced. A plan
 that was searched with `meshwright plan ... --for FORMAT` is said exactly.
-Exit codes: 0 exported, 1 nothing near the plan can be said, 2 bad input.
+Exit codes: 0 exported, 1 nothing near the plan can be said or the disk is full, 2 bad input.
 """
 
 
@@ -119,9 +119,14 @@ def _check_folder(path: str) -> None:
 
 
 def _save(path: str, exported: Exported) -> None:
+    there = os.path.isdir(path)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot be made: {error.strerror}", file=path, field="--output") from None
-    for file, text in exported.files.items():
-        write_text(os.path.join(path, file), text)
+        raise write_error(error, file=path, field="--output") from None
+    try:
+        write_texts({os.path.join(path, file): text for file, text in exported.files.items()})
+    except MeshwrightError:
+        if not there:
+            os.rmdir(path)
+        raise

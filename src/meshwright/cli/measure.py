@@ -20,8 +20,9 @@ Examples:
 \b
 Times matrix products of real shapes, attention, passes over memory, the optimizer, copies to and from the host, how fast
 kernels are issued and, between several devices, every collective on every tier of links. A run that was interrupted goes
-on where it stopped (OUTPUT.partial.json). Timings that spread too much are repeated; if they still do, nothing is written.
-Exit codes: 0 written; 1 too noisy; 2 bad input.
+on where it stopped (OUTPUT.partial.json). Timings that spread too much are repeated; if they still do, or do not fit into
+their time, what there is is written with a note.
+Exit codes: 0 written; 1 a process was lost; 2 bad input.
 """
 
 
@@ -73,6 +74,8 @@ def command(
             peak = group.device.flops.get(kind, 0.0)
             part = f", {product.rate / peak:.0%} of its peak" if peak else ""
             screen.print(f"{group.device.title}: products in {kind} {product.rate / 1e12:.4g} TFLOP/s{part}")
+        if "uncertain: " in seen.how:
+            click.echo(f"note: {seen.how.partition('; ')[2]}", err=True)
         screen.print(f"memory {(seen.memory or 0) / 1e9:.4g} GB/s, {1e6 * (seen.launch or 0):.3g} us to issue a kernel")
     screen.print(f"written to {output}")
 

@@ -25,7 +25,7 @@ Examples:
 \b
 A .txt file is one document; so is a line of .jsonl and a row of .parquet. FOLDER appears when everything is
 written: an interrupted run leaves nothing that could be mistaken for data.
-Exit codes: 0 done, 2 bad input.
+Exit codes: 0 done, 1 the disk is full, 2 bad input.
 """
 
 

@@ -31,6 +31,7 @@ from meshwright.plan.spans import alike, layers_of, sort_of
 from meshwright.units import size
 
 OURS = RUNTIMES["meshwright"]
+_PROCESS = 4.0e8  # bytes on processors beside tensors: resident after the first kernels (docs/measurements.md)
 Array = Any
 
 
@@ -183,8 +184,8 @@ def overheads(device: Device, runtime: Runtime) -> tuple[float, float]:
     """What the allocator reserves beyond each byte of activations and temporaries, and the bytes of a process."""
     seen = device.measured or Measured()
     reserved = runtime.fragmentation if seen.fragmentation is None else seen.fragmentation
-    context = runtime.context if seen.context is None else seen.context
-    return reserved, 0.0 if device.architecture == "cpu" else context
+    usual = _PROCESS if device.architecture == "cpu" else runtime.context
+    return reserved, usual if seen.context is None else seen.context
 
 
 def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, int]]:

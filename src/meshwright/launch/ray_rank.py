@@ -38,8 +38,7 @@ class Rank:
         sender = Sender(
             int(place["RANK"]), messages.put, quiet_exit, process if machine == this_machine() else 0, Reads(messages)
         )
-        threads = max(1, (os.cpu_count() or 1) // int(place["LOCAL_WORLD_SIZE"]))
-        return work_for(work, sender, threads, ours=False)
+        return work_for(work, sender, ours=False)
 
 
 class Reads:

@@ -28,6 +28,10 @@ def main() -> None:
 
     arguments = parse_args(sys.argv[1:])
     arguments.signals_to_handle = "SIGQUIT"  # the others are passed on, and the ranks decide
+    if str(arguments.nproc_per_node).isdigit():
+        # torchrun would give each of several ranks one thread, whatever the plan was measured with.
+        cores = len(os.sched_getaffinity(0)) // int(arguments.nproc_per_node)
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
     for number in _PASSED_ON:
         signal.signal(number, _pass_on)
     try:

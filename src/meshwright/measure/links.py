@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from meshwright.measure.samples import Sample
 from meshwright.measure.timing import Timing
 from meshwright.run.collectives import gather_tensor, scatter_tensor
 
+_WAIT = timedelta(seconds=300)  # for a member of a group that is late
 _ROUNDS = 9  # samples of every timing
 _LASTS = 0.06  # seconds of a sample at least: processes that wait are woken late
 _MOST = 300  # times in one sample
@@ -55,7 +57,7 @@ def collectives(tier: Tier, device: str, sizes: Sequence[int]) -> Iterator[Sampl
     """Every kind of collective with every number of bytes, in all groups of a tier at once."""
     me, mine = dist.get_rank(), None
     for group in tier.groups:
-        made = dist.new_group(list(group))
+        made = dist.new_group(list(group), timeout=_WAIT)
         mine = (group, made) if me in group else mine
     for size in sizes:
         for kind in KINDS:

@@ -10,7 +10,6 @@ import torch
 
 from meshwright.cluster.device import Link
 from meshwright.cluster.measured import MeasuredLink
-from meshwright.errors import MeshwrightError
 from meshwright.measure import fitting, layers, links, samples
 from meshwright.measure.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
@@ -19,14 +18,9 @@ from meshwright.units import GIB, GIGA, MICRO, TERA
 _NOISY = 0.35  # spread of a sample that says nothing
 _NOISY_LINKS = 1.0  # the same between processes, which wait to be woken
 _SOME = 0.15  # part of a measurement's samples that may be noisy: curves are fitted to all of them
+_FEW = 4  # samples that a curve of four parameters needs at least
 _MESSAGES = {"cuda": tuple(2**n for n in (12, 16, 20, 24, 27)), "cpu": tuple(2**n for n in (12, 15, 18, 21, 23))}
 Found = Mapping[str, Sequence[Sample]]
-
-
-class TooNoisy(MeshwrightError):
-    """Timings that differ too much from one another to tell anything."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -103,75 +97,89 @@ def _overlap(device: str, kind: str) -> Iterator[Sample]:
     yield Sample("shard", {}, shard_seconds(device))
 
 
-def check(name: str, found: Sequence[Sample]) -> None:
-    """Refuse a measurement too many of whose samples are noise."""
+def noise(name: str, found: Sequence[Sample]) -> str:
+    """Return what is wrong with a measurement too many of whose samples are noise; nothing if they are few."""
     most = _NOISY_LINKS if name.startswith("links") else _NOISY
     noisy = sorted((one for one in found if one.timing.spread > most), key=lambda one: -one.timing.spread)
-    if len(noisy) > _SOME * len(found) and name != "overlap":
-        worst = noisy[0]
-        raise TooNoisy(
-            f"{name}: {len(noisy)} of {len(found)} timings spread by more than {most:.0%} of their median, most of all "
-            f"'{worst.name}' ({worst.timing.spread:.0%}); nothing was written: is something else running here?"
-        )
+    if len(noisy) <= _SOME * len(found) or name == "overlap":
+        return ""
+    worst = noisy[0]
+    return (
+        f"{len(noisy)} of {len(found)} timings spread by more than {most:.0%} of their median, most of all "
+        f"'{worst.name}' ({worst.timing.spread:.0%})"
+    )
 
 
 def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
-    """What a cluster file says of a device under `measured`."""
+    """What a cluster file says of a device under `measured`; what was not timed is left to the catalogue's curves."""
     by_kind: dict[str, list[Sample]] = {}
     for sample in (sample for some in found.values() for sample in some):
         by_kind.setdefault(sample.kind, []).append(sample)
-    kinds = samples.precisions(device)
-    passing = by_kind["addition"] + by_kind["activation"]
-    memory, cache = fitting.rate_of_passes(passing), {}
-    if device == "cpu":  # whose caches hold whole activations
-        cached, memory, held = fitting.cached_passes(passing)
-        cache = {"cached_gb_s": _round(cached / GIGA), "cache_mib": _round(held / 2**20)}
-    sizes = {"fp32": 4.0, "fp8": 1.0}
-    products = {kind: fitting.products(by_kind[f"product {kind}"], memory, sizes.get(kind, 2.0)) for kind in kinds}
-    first = kinds[0]
-    forward_and_backward = (by_kind[f"attention forward {first}"], by_kind[f"attention backward {first}"])
-    attention = fitting.attention(*forward_and_backward, products[first].floor)
+    table: dict[str, Any] = {"how": how, "issues_alone": not device.startswith("cuda")}
+    passing = by_kind.get("addition", []) + by_kind.get("activation", [])
+    if len(passing) >= _FEW:
+        memory, cache = _memory(passing, device)
+        table |= {"memory_gb_s": _round(memory / GIGA), **cache, "kernel_us": _round(_kernel(by_kind) / MICRO)}
+        table |= _curves(by_kind, memory, samples.precisions(device))
+    if "norm" in by_kind:
+        table["norm_gb_s"] = _round(fitting.rate_of_passes(by_kind["norm"]) / GIGA)
 
     def rate(kind: str) -> float:
         return _round(min(one.facts["bytes"] / one.timing.seconds for one in by_kind[kind]) / GIGA)
 
-    table: dict[str, Any] = {
-        "how": how,
-        "memory_gb_s": _round(memory / GIGA),
-        **cache,
-        "norm_gb_s": _round(fitting.rate_of_passes(by_kind["norm"]) / GIGA),
-        "kernel_us": _round(_kernel(by_kind) / MICRO),
-        "update_gb_s": rate("update"),
-        "launch_us": _round(by_kind["host"][0].timing.seconds / MICRO),
-        "issues_alone": not device.startswith("cuda"),
-        "product": {
+    if "update" in by_kind:
+        table["update_gb_s"] = rate("update")
+    if "host update" in by_kind:
+        table["host_update_gb_s"] = rate("host update")
+    if "copy to host" in by_kind:
+        table["host_gb_s"] = min(rate("copy to device"), rate("copy to host"))
+    for name, kind, unit in (
+        ("launch_us", "host", MICRO),
+        ("contention", "overlap", 1.0),
+        ("shard_us", "shard", MICRO),
+    ):
+        if kind in by_kind:
+            table[name] = _round(by_kind[kind][0].timing.seconds / unit)
+    if device.startswith("cuda"):
+        table["fragmentation"] = _round(reserved_beside_tensors(device))
+        table["context_gib"] = _round(samples.memory_beside_tensors() / GIB)
+    return table
+
+
+def _memory(passing: Sequence[Sample], device: str) -> tuple[float, dict[str, Any]]:
+    """Return bytes/s of what passes over memory, and what a file says of caches: a processor's hold whole activations."""
+    if device != "cpu":
+        return fitting.rate_of_passes(passing), {}
+    cached, memory, held = fitting.cached_passes(passing)
+    return memory, {"cached_gb_s": _round(cached / GIGA), "cache_mib": _round(held / 2**20)}
+
+
+def _curves(by_kind: Mapping[str, Sequence[Sample]], memory: float, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return curves of products and of attention, each where enough of it was timed to fit one."""
+    sizes = {"fp32": 4.0, "fp8": 1.0}
+    seen = {kind: by_kind.get(f"product {kind}", ()) for kind in kinds}
+    products = {kind: fitting.products(s, memory, sizes.get(kind, 2.0)) for kind, s in seen.items() if len(s) >= _FEW}
+    table: dict[str, Any] = {}
+    if products:
+        table["product"] = {
             kind: {
                 "tflops": _round(p.rate / TERA), "half_k": _round(p.half_k), "half": _round(p.half),
                 "floor_us": _round(p.floor / MICRO),
             }
             for kind, p in products.items()
-        },
-        "attention": {
+        }  # fmt: skip
+    first = kinds[0]
+    passes = [by_kind.get(f"attention {way} {first}", ()) for way in ("forward", "backward")]
+    if first in products and min(map(len, passes)) >= _FEW:
+        found = fitting.attention(passes[0][: len(passes[1])], passes[1], products[first].floor)
+        table["attention"] = {
             first: {
-                "tflops": [_round(rate / TERA) for rate in attention.rate],
-                "half_keys": list(map(_round, attention.half_keys)),
-                "half_rows": list(map(_round, attention.half_rows)),
-                "head_power": _round(attention.head_power),
+                "tflops": [_round(rate / TERA) for rate in found.rate],
+                "half_keys": list(map(_round, found.half_keys)),
+                "half_rows": list(map(_round, found.half_rows)),
+                "head_power": _round(found.head_power),
             }
-        },
-    }  # fmt: skip
-    if "host update" in by_kind:
-        table |= {
-            "host_update_gb_s": rate("host update"),
-            "host_gb_s": min(rate("copy to device"), rate("copy to host")),
         }
-    if "overlap" in by_kind:
-        table["contention"] = _round(by_kind["overlap"][0].timing.seconds)
-    if "shard" in by_kind:
-        table["shard_us"] = _round(by_kind["shard"][0].timing.seconds / MICRO)
-    if device.startswith("cuda"):
-        table["fragmentation"] = _round(reserved_beside_tensors(device))
-        table["context_gib"] = _round(samples.memory_beside_tensors() / GIB)
     return table
 
 
@@ -194,7 +202,7 @@ def link_tables(ours: Sequence[Link], found: Found) -> list[dict[str, Any]]:
             table["span"] = link.span
         where = "links inside nodes" if link.inside_node else "links between nodes"
         seen = [sample for name, some in found.items() if name.startswith(where) for sample in some]
-        if seen:
+        if len({sample.kind for sample in seen}) == len(links.KINDS):  # else some rates were never timed
             table["measured"] = _link_table(links.link(seen))
         tables.append(table)
     return tables

@@ -21,6 +21,7 @@ class State:
     path: Path
     machine: dict[str, Any]  # what must be the same for samples to be of use
     done: dict[str, list[Sample]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # of measurements that are uncertain, or not whole
 
     @staticmethod
     def load(path: Path, machine: dict[str, Any]) -> State:
@@ -33,13 +34,16 @@ class State:
         if table.get("machine") != machine:
             return State(path, machine)
         done = {name: [_sample(row) for row in rows] for name, rows in table["done"].items()}
-        return State(path, machine, done)
+        return State(path, machine, done, dict(table.get("notes", {})))
 
-    def add(self, name: str, samples: Iterable[Sample]) -> None:
-        """Keep the samples of a measurement."""
+    def add(self, name: str, samples: Iterable[Sample], note: str = "") -> None:
+        """Keep the samples of a measurement, and what is uncertain about it."""
         self.done[name] = list(samples)
+        if note:
+            self.notes[name] = note
         rows = {key: [_row(sample) for sample in found] for key, found in self.done.items()}
-        write_text(self.path, json.dumps({"machine": self.machine, "done": rows}, indent=1) + "\n")
+        table = {"machine": self.machine, "done": rows, "notes": self.notes}
+        write_text(self.path, json.dumps(table, indent=1) + "\n")
 
     def forget(self) -> None:
         """When all is written elsewhere."""

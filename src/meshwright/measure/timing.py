@@ -15,6 +15,7 @@ _LEAST = 9  # samples of every timing
 # that share a core.
 _BATCH, _SHARED = 1e-3, 2e-2
 _WARM = 2  # runs that nobody times
+_SPIN = 0.3  # seconds: several slices of time of other processes
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,15 @@ def _cpu(run: Callable[[], object], count: int) -> float:
     for _ in range(count):
         run()
     return (time.perf_counter() - start) / count
+
+
+def share_of_a_core(seconds: float = _SPIN) -> float:
+    """Return the part of a core that this process got while it wanted a whole one: others compute here if it is small.
+
+    >>> 0 < share_of_a_core(0.05) < 1.2
+    True
+    """
+    wall, own = time.perf_counter(), time.process_time()
+    while time.perf_counter() < wall + seconds:
+        pass
+    return (time.process_time() - own) / (time.perf_counter() - wall)

@@ -7,12 +7,13 @@ import platform
 import socket
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,18 +24,23 @@ from meshwright.cluster.detect import detect
 from meshwright.errors import MeshwrightError
 from meshwright.measure import links
 from meshwright.measure.layers import Compared, beside_kernels, compare
-from meshwright.measure.profile import TooNoisy, check, device_table, link_tables, measurements, slower
+from meshwright.measure.profile import device_table, link_tables, measurements, noise, slower
 from meshwright.measure.progress import bar
 from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
-from meshwright.measure.timing import Timing
+from meshwright.measure.timing import Timing, share_of_a_core
 from meshwright.plan import Job
 from meshwright.processes import script_left_alone
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import free_port, joined_from_outside
+from meshwright.run.threads import share_cores
 from meshwright.run.torch_private import grow_segments
 
 _TRIES = 3  # of a measurement whose samples are noise
+_BUDGET = 90.0  # seconds of a measurement with all its tries: a calm machine needs a third
+_WAIT = timedelta(seconds=300)  # for a process that others meet: longer than one timing takes on any machine
+_BUSY = 0.8  # of the part of a core that a process should get
+T = TypeVar("T")
 Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
 
 
@@ -53,7 +59,10 @@ def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: N
 
 def compared(job: Job, tell: Callable[[str], None]) -> list[Compared]:
     """Layers of a model on this machine's first device."""
-    return list(compare(job, "cuda:0" if torch.cuda.is_available() else "cpu", tell))
+    if torch.cuda.is_available():
+        return list(compare(job, "cuda:0", tell))
+    share_cores(1)
+    return list(compare(job, "cpu", tell))
 
 
 def _started(output: str, world: int) -> Cluster:
@@ -70,7 +79,7 @@ def _started(output: str, world: int) -> Cluster:
             raise
         said = failed.read_text("utf-8")
         failed.unlink()
-        raise TooNoisy(said) from None
+        raise MeasuringFailed(said) from None
     return Cluster.from_toml(output)
 
 
@@ -86,6 +95,12 @@ def _entry(rank: int, output: str, world: int, port: int) -> None:
             with suppress(Exception):
                 dist.destroy_process_group()
             sys.exit(1)
+
+
+class MeasuringFailed(MeshwrightError):
+    """A process of the measurement ended with an error, which the one that started it says."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -105,8 +120,10 @@ def _work(output: str, world: int, tell: Tell) -> Cluster | None:
     tiers = links.tiers([names.index(one.host) for one in everyone]) if world > 1 else []
     kinds = [str(one.group["device"]) for one in everyone]
     machine = {"devices": kinds, "nodes": len(names), "torch": torch.__version__, "cores": os.cpu_count()}
+    machine["threads"] = torch.get_num_threads()  # what was timed with others is of no use
     state = State.load(Path(f"{output}.partial.json"), machine) if here.rank == 0 else None
     plan = measurements(here.device, tiers)
+    _warn_if_busy(here, everyone, world)
     for done, one in enumerate(plan):
         tell(one.name, done, len(plan))
         known = _said([all(f"{one.name} @ {kind}" in state.done for kind in kinds)] if state else None, world)
@@ -123,6 +140,14 @@ def _work(output: str, world: int, tell: Tell) -> Cluster | None:
     return found
 
 
+def _warn_if_busy(here: _Here, everyone: Sequence[_Here], world: int) -> None:
+    """Say that others compute here: timings will be noise, and parts may not fit into their time."""
+    fair = min(1.0, (os.cpu_count() or 1) / sum(one.host == here.host for one in everyone))
+    least = min(_gathered(share_of_a_core() / fair, world))
+    if least < _BUSY and here.rank == 0:
+        print(f"note: this machine is busy: a process gets {least:.0%} of its part of the cores", file=sys.stderr)  # noqa: T201
+
+
 def _join(world: int) -> _Here:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
@@ -130,23 +155,24 @@ def _join(world: int) -> _Here:
     if device == "cpu":
         keep_freed_memory()
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        share_cores(workers)
     else:
         torch.cuda.set_device(device)
         grow_segments()
     if world > 1:
-        dist.init_process_group("nccl" if device != "cpu" else "gloo")
+        dist.init_process_group("nccl" if device != "cpu" else "gloo", timeout=_WAIT)
     (group,) = detect(workers).table["group"]
     # Two nodes may have one name, as containers often do: launchers number them.
     host = f"{os.environ.get('GROUP_RANK', '')} {socket.gethostname()}"
     return _Here(dist.get_rank() if world > 1 else 0, device, host, group)
 
 
-def _gathered(here: _Here, world: int) -> list[_Here]:
+def _gathered(mine: T, world: int) -> list[T]:
+    """Return what every process has, by rank."""
     if world == 1:
-        return [here]
+        return [mine]
     everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, here)
+    dist.all_gather_object(everyone, mine)
     return everyone
 
 
@@ -159,27 +185,36 @@ def _said(what: list[Any] | None, world: int) -> list[Any]:
 
 
 def _measured(name: str, run: Callable[[], Any], kinds: Sequence[str], state: State | None, world: int) -> None:
-    """One measurement on all devices at once, as often as it takes; the first process keeps what was found."""
-    for tried in range(1, _TRIES + 1):
-        own = list(run())
-        every: list[list[Sample]] = [own]
-        if world > 1:
-            gathered: list[Any] = [None] * world
-            dist.all_gather_object(gathered, own)
-            every = gathered
+    """One measurement on all devices at once, again where it was noise and there is time.
+
+    The first process keeps the first try that was calm, else the first, with a note of what is uncertain about it.
+    """
+    limit, best = time.monotonic() + _BUDGET, None
+    for _ in range(_TRIES):
+        own, whole = _until(run(), limit, world)
+        every = _gathered(own, world)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         found = {kind: _combined([s for s, k in zip(every, kinds, strict=True) if k == kind]) for kind in set(kinds)}
-        try:
-            for samples in found.values():
-                check(name, samples)
-        except TooNoisy:
-            if tried == _TRIES:
-                raise
-            continue
-        for kind, samples in found.items() if state else ():
-            state.add(f"{name} @ {kind}", samples)  # type: ignore[union-attr]
-        return
+        bad = [text for samples in found.values() if (text := noise(name, samples))]
+        note = "; ".join([*bad, *([] if whole else [f"{len(own)} timings fitted into {_BUDGET:.0f} s"])])
+        if best is None or (whole and not bad):
+            best = found, note
+        if not bad or _said([time.monotonic() > limit], world)[0]:
+            break
+    assert best is not None
+    for kind, samples in best[0].items() if state else ():
+        state.add(f"{name} @ {kind}", samples, best[1])  # type: ignore[union-attr]
+
+
+def _until(samples: Iterable[Sample], limit: float, world: int) -> tuple[list[Sample], bool]:
+    """Take samples until the time is over by the first process's clock; whether those were all."""
+    found: list[Sample] = []
+    for sample in samples:
+        found.append(sample)
+        if _said([time.monotonic() > limit], world)[0]:
+            return found, False
+    return found, True
 
 
 def _combined(every: Sequence[Sequence[Sample]]) -> list[Sample]:
@@ -199,6 +234,8 @@ def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) 
 
     groups: list[dict[str, Any]] = []
     how = f"{date.today().isoformat()}, torch {torch.__version__}"
+    if state.notes:
+        how += "; uncertain: " + "; ".join(f"{name.partition(' @ ')[0]}: {note}" for name, note in state.notes.items())
     by_host = {one.host: one.group for one in everyone}
     for row in by_host.values():
         if groups and groups[-1] | {"nodes": 1} == row:
@@ -210,7 +247,7 @@ def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) 
         found = {name.removesuffix(f" @ {kind}"): s for name, s in state.done.items() if name.endswith(f" @ {kind}")}
         (plain,) = Cluster.from_table({"group": [row]}).groups
         row["measured"] = device_table(found, here.device, how)
-        if seen := found.get("blocks"):
+        if (seen := found.get("blocks")) and "product" in row["measured"]:
             priced = Cluster.from_table({"group": [row]})
             row["measured"] = slower(row["measured"], beside_kernels(seen, priced, here.device))
         row["link"] = link_tables(plain.links, found)

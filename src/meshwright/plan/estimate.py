@@ -32,7 +32,7 @@ class StageMemory(Table, frozen=True, kw_only=True):
     working: int  # the fullest moment of a block: recomputed activations, gradients of activations, the loss
     communication: int  # gathered weights and inputs, gradients before they are sharded
     fragmentation: int  # what the allocator reserves and cannot use
-    context: int  # the driver, kernels and communicators of a process
+    context: int  # the driver, kernels and communicators of a process; on processors, the process itself
     host: int  # what is offloaded, in the node's memory
     host_capacity: int  # the device's part of the node's memory
 

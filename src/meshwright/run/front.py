@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
 from meshwright.cost.memory import fits
 from meshwright.errors import InputError
+from meshwright.files import write_error
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.run.launch import Work, joined_from_outside, launch
@@ -118,7 +119,7 @@ def _made(folder: str, option: str) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=folder, field=option) from None
+        raise write_error(error, file=folder, field=option) from None
 
 
 def train(

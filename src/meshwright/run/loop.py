@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from meshwright.run.events import Events
 from meshwright.run.feed import Feed
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
+from meshwright.run.host_memory import Peaks
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.options import Training
@@ -85,6 +85,7 @@ def train(
     watchdog.phase("opening the data")
     data = _data(job, run, "train")
     held = _data(job, run, "evaluation") if run.evaluate_every else None
+    peaks = Peaks(device)
     watchdog.phase("building the model", SAVING)
     loop = begin(job, plan, run, device)
     watchdog.phase("reading the checkpoint", SAVING)
@@ -99,7 +100,8 @@ def train(
         trained=loop.part.trained(),
     )
     stopped, step = False, start
-    with Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
+    ahead = Feed(data, loop.part, range(start, run.steps), device)
+    with peaks, ahead as feed, _trace(run, rank) as traced:
         for index, batches in feed:
             step = index + 1
             watchdog.step(step)
@@ -109,7 +111,7 @@ def train(
             facts = advance(loop, batches, index, stop=watchdog.asked() > 0)
             seconds = time.perf_counter() - begun
             stopped = facts.pop("stop") and step < run.steps
-            say("step", step=step, **facts, **_speed(job, prediction, seconds, device))
+            say("step", step=step, **facts, **_speed(job, prediction, seconds), **peaks.facts())
             for move in loop.dynamic.after(index, healthy="skipped" not in facts) if loop.dynamic else ():
                 say("precision", step=step, **move)
             traced()
@@ -199,21 +201,13 @@ def _evaluate(loop: Loop, held: Source, device: str, watchdog: Watchdog) -> floa
     return total / max(tokens, 1.0)
 
 
-def _speed(job: Job, prediction: Prediction, seconds: float, device: str) -> dict[str, Any]:
+def _speed(job: Job, prediction: Prediction, seconds: float) -> dict[str, Any]:
     return {
         "step_time_s": seconds,
         "predicted_step_time_s": prediction.step_seconds,
-        "peak_memory_bytes": peak_memory(device),
         "mfu": prediction.mfu_at(seconds),
         "tokens_per_second": job.tokens_per_step / seconds,
     }
-
-
-def peak_memory(device: str) -> int:
-    """Bytes: of tensors on an accelerator, of the whole process on a CPU."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> int:

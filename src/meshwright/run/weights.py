@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from meshwright.errors import InputError
-from meshwright.files import read_json
+from meshwright.errors import DiskFull, InputError
+from meshwright.files import read_json, write_error, write_text
 from meshwright.model import Model
 from meshwright.model.attention import LatentAttention
 from meshwright.run.models.decoder import Decoder, fresh
@@ -27,6 +29,8 @@ from meshwright.run.models.numerics import config_of
 
 _SHARD = 4 * 2**30  # bytes of a file
 _INDEX = "model.safetensors.index.json"
+_NUMBERS = ("F64", "F32", "F16", "BF16")  # types that are weights as they are; narrower ones need their scales
+_FREE = {"causal", "window", "capacity", "dropout", "score_dropout", "inner_dropout"}  # of a layer, not its weights
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,17 @@ class Recipe:
         """The parameter, from tensors by name."""
         every = [torch.cat([self._turned(read[name]) for name in parts]) for parts in self.tensors]
         return torch.stack(every) if self.stacked else every[0]
+
+    def shapes(self, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Return the shape that every tensor has in its file; `sizes` as for `parted`."""
+        first, *rest = shape[1:] if self.stacked else shape
+        found = {}
+        for parts in self.tensors:
+            for name in parts:
+                found[name] = [sizes.get(name, first // len(parts)), *rest]
+                if self.transposed and rest:
+                    found[name].reverse()
+        return found
 
     def parted(self, parameter: Tensor, sizes: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
         """The tensors, from a parameter; `sizes` are rows by name where parts differ."""
@@ -129,21 +144,18 @@ def _mixture(at: str, own: str, family: str, shape: Any) -> Recipe:
 
 def values_from(model: Model, folder: str | Path, seed: int = 0) -> Callable[[str, Sequence[int]], Tensor]:
     """Whole parameters by name and shape, each read when it is asked for; adapters are in no file, and fresh."""
+    _check_config(model, Path(folder))
     where = _files(Path(folder))
 
     def value(key: str, shape: Sequence[int]) -> Tensor:
         if of_adapter(key):
             return fresh(key, shape, 0.0, seed)
         how = recipe(model, key)
-        names = [name for parts in how.tensors for name in parts]
-        missing = [name for name in names if name not in where]
+        shapes = how.shapes(shape, _rows(model, how))
+        missing = [name for name in shapes if name not in where]
         if missing:
             raise InputError(f"has no tensor '{missing[0]}'", file=str(folder), valid=f"weights of {model.name}")
-        found = how.joined({name: _read(where[name], name) for name in names})
-        if found.shape != torch.Size(shape):
-            said, needed = list(found.shape), list(shape)
-            raise InputError(f"'{names[0]}' makes {said}, {model.name} needs {needed}", file=str(folder))
-        return found
+        return how.joined({name: _read(where[name], name, rows, model.name) for name, rows in shapes.items()})
 
     return value
 
@@ -157,22 +169,85 @@ def read_weights(model: Model, decoder: Decoder, folder: str | Path) -> None:
         weight.copy_(value(key, weight.shape))
 
 
+def _check_config(model: Model, folder: Path) -> None:
+    """Refuse weights whose config describes other layers: heads of another size may have tensors of the same shape."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return
+    theirs, own = Model.from_config(file), {layer.name: layer.shape for layer in model.layers}
+    for layer in theirs.layers:
+        if layer.name not in own:
+            problem = f"describes a {layer.name}, which {model.name} has not"
+            raise InputError(problem, file=str(file), valid=f"the config of {model.name}")
+        needed, said = _structure(own[layer.name]), _structure(layer.shape)
+        for name in sorted(needed | said):
+            if needed.get(name) != said.get(name):
+                problem = f"says {name} {said.get(name)}, {model.name} has {needed.get(name)}"
+                raise InputError(problem, file=str(file), field=layer.name, valid=f"the config of {model.name}")
+
+
+def _structure(shape: Any) -> dict[str, Any]:
+    """Return what a layer's weights mean; windows and dropout may change between two runs of the same weights."""
+    if shape is None:
+        return {}
+    facts = {"kind": type(shape).__name__, **{field.name: getattr(shape, field.name) for field in fields(shape)}}
+    return {name: value for name, value in facts.items() if name not in _FREE}
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """The file of every tensor."""
-    if (folder / _INDEX).is_file():
-        weights = read_json(str(folder / _INDEX))["weight_map"]
-        return {name: folder / file for name, file in weights.items()}
+    index = folder / _INDEX
+    if index.is_file():
+        return _indexed(index)
     found: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            found |= dict.fromkeys(opened.keys(), file)
+        found |= dict.fromkeys(_names(file), file)
     if not found:
         raise InputError("holds no safetensors files", file=str(folder), valid="a folder written by save_pretrained")
     return found
 
 
-def _read(file: Path, name: str) -> Tensor:
-    with safe_open(file, "pt") as opened:
+def _indexed(index: Path) -> dict[str, Path]:
+    """Return the file of every tensor by an index that agrees with the files."""
+    table = read_json(str(index))
+    weights = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
+        valid = "an object that maps the name of every tensor to its file"
+        raise InputError("is no map of tensors to files", file=str(index), field="weight_map", valid=valid)
+    held = {file: _names(index.parent / file) for file in sorted(set(weights.values()))}
+    for name, file in weights.items():
+        if name not in held[file]:
+            raise InputError(f"has no tensor '{name}', which {_INDEX} places there", file=str(index.parent / file))
+    return {name: index.parent / file for name, file in weights.items()}
+
+
+def _names(file: Path) -> set[str]:
+    with _opened(file) as opened:
+        return set(opened.keys())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; one that is cut off or damaged is a mistake of the user's."""
+    try:
+        with safe_open(file, "pt") as opened:
+            yield opened
+    except FileNotFoundError:
+        raise InputError("no such file", file=str(file), field="--init-from") from None
+    except (SafetensorError, OSError) as error:
+        valid = "a folder written by save_pretrained, whole"
+        raise InputError(f"is no whole safetensors file: {error}", file=str(file), valid=valid) from None
+
+
+def _read(file: Path, name: str, shape: Sequence[int], model: str) -> Tensor:
+    """A tensor, whose header is checked before its numbers are read."""
+    with _opened(file) as opened:
+        header = opened.get_slice(name)
+        if header.get_dtype() not in _NUMBERS:
+            problem = f"'{name}' is of type {header.get_dtype()}"
+            raise InputError(problem, file=str(file), valid=", ".join(_NUMBERS))
+        if header.get_shape() != list(shape):
+            raise InputError(f"'{name}' is {header.get_shape()}, {model} needs {list(shape)}", file=str(file))
         found: Tensor = opened.get_tensor(name)
     return found
 
@@ -200,10 +275,14 @@ class Writer:
         self.model, self.target, self.shard = model, Path(folder), shard
         self._pending: dict[str, Tensor] = {}
         self._weights: dict[str, str] = {}
-        self._total, self._files = 0, 0
+        self._total = 0
+        self._written: list[str] = []  # names of files, which have another until all are there
 
     def __enter__(self) -> Writer:
-        self.target.mkdir(parents=True, exist_ok=True)
+        try:
+            self.target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(error, file=str(self.target)) from None
         return self
 
     def add(self, key: str, parameter: Tensor) -> None:
@@ -216,17 +295,48 @@ class Writer:
             self._total += tensor.nbytes
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._flush()
-            _write(self.target / _INDEX, {"metadata": {"total_size": self._total}, "weight_map": self._weights})
-            _write(self.target / "config.json", _config(self.model))
+        try:
+            if kind is None:
+                self._flush()
+                self._text("config.json", _config(self.model))
+                self._text(_INDEX, {"metadata": {"total_size": self._total}, "weight_map": self._weights})
+                (self.target / _INDEX).unlink(missing_ok=True)  # of a model that is replaced
+                for name in self._written:  # the index last: a folder without one is no whole model
+                    self._part(name).rename(self.target / name)
+        finally:
+            for name in self._written:
+                self._part(name).unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        self._files += 1
-        file = f"model-{self._files:05d}.safetensors"
-        save_file(self._pending, self.target / file, metadata={"format": "pt"})
+        file = f"model-{len(self._written) + 1:05d}.safetensors"
+        self._written.append(file)
+        try:
+            save_file(self._pending, self._part(file), metadata={"format": "pt"})
+            with self._part(file).open("rb") as saved:
+                os.fsync(saved.fileno())  # a disk may say only now that it is full
+        except (SafetensorError, OSError) as error:
+            raise write_error(_reason(error), file=str(self.target / file)) from None
         self._weights |= dict.fromkeys(self._pending, file)
         self._pending = {}
+
+    def _text(self, name: str, content: Mapping[str, Any]) -> None:
+        self._written.append(name)
+        try:
+            write_text(self._part(name), json.dumps(content, indent=2) + "\n")
+        except (InputError, DiskFull) as error:
+            error.file = str(self.target / name)
+            raise
+
+    def _part(self, name: str) -> Path:
+        return self.target / f"{name}.part"
+
+
+def _reason(error: Exception) -> OSError:
+    """Return the system's error behind one of safetensors, which tells its number only in words."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def _rows(model: Model, recipe: Recipe) -> dict[str, int]:
@@ -244,10 +354,3 @@ def _config(model: Model) -> dict[str, Any]:
 
     config = {key: value for key, value in config_of(model).items() if key != "_name_or_path"}
     return {"architectures": [FAMILIES[str(config["model_type"])].architectures[0]], **config}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    os.replace(part, path)

@@ -26,6 +26,7 @@ from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import Work, quiet_exit
 from meshwright.run.loop import Prediction, train
 from meshwright.run.stop_signals import AT_ONCE, StopSignals
+from meshwright.run.threads import share_cores
 from meshwright.run.torch_private import grow_segments, limit_collectives
 from meshwright.run.watchdog import JOINING, Member, Watchdog, limit_of
 
@@ -48,17 +49,18 @@ _LOST = (
 
 def work_alone(work: Work, tell: Tell) -> int:
     """Train a world of one process, in this one; return the signal that stopped it early, or 0."""
-    joined, device = dist.is_initialized(), _device(0)
+    joined, threads = dist.is_initialized(), torch.get_num_threads()
     with StopSignals(interrupts=True) as signals:
         watchdog = Watchdog(Member(), signals, lambda cause: None)  # nobody is waited for: nothing has a limit
         try:
-            return _train(work, device, tell, watchdog)
+            return _train(work, _device(0, 1), tell, watchdog)
         except KeyboardInterrupt:
             raise TrainingFailed(AT_ONCE) from None
         except Exception as error:
             raise described(error, work) from None
         finally:
             watchdog.close()
+            torch.set_num_threads(threads)  # the process is the caller's
             if dist.is_initialized() and not joined:
                 dist.destroy_process_group()
 
@@ -95,8 +97,7 @@ def work_locally(work: Work, rank: int, messages: Any, launcher: int) -> None:
         flush.join(timeout=2.0)
         quiet_exit(code)
 
-    threads = max(1, (os.cpu_count() or 1) // work.world)
-    finish(work_for(work, Sender(rank, messages.put, finish, launcher), threads, ours=True))
+    finish(work_for(work, Sender(rank, messages.put, finish, launcher), ours=True))
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,8 @@ class Sender:
             self.send("failure", {"error": error, "text": f"error: {error}", "time": time.time()})
 
 
-def work_for(work: Work, sender: Sender, threads: int, *, ours: bool) -> int:
-    """Train for a launcher that takes messages; return the exit code. `threads`: of this process, on a CPU.
-
-    `ours`: the process ends with the run, here.
-    """
+def work_for(work: Work, sender: Sender, *, ours: bool) -> int:
+    """Train for a launcher that takes messages; return the exit code. `ours`: the process ends with the run, here."""
     rank, local_rank = sender.rank, int(os.environ["LOCAL_RANK"])
     member = Member(
         rank, work.world, launcher=sender.launcher, reads=sender.reads,
@@ -138,8 +136,6 @@ def work_for(work: Work, sender: Sender, threads: int, *, ours: bool) -> int:
         sender.fail(cause)
         sender.finish(cause.code)
 
-    if _device(local_rank) == "cpu":
-        torch.set_num_threads(threads)
     stopped = _attempt(work, member, local_rank, lambda event: sender.send("event", event), leave, ours=ours)
     return STOPPED if stopped else 0
 
@@ -151,7 +147,7 @@ def _attempt(
 
     `leave` ends the process: when the run fails, from the watchdog's thread too, and when it was stopped and is `ours`.
     """
-    device = _device(local_rank)
+    device = _device(local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     member = replace(member, limit=_limit(work, device))
     with StopSignals() as signals:
         watchdog = Watchdog(member, signals, leave)
@@ -207,13 +203,14 @@ def _train(work: Work, device: str, tell: Tell, watchdog: Watchdog) -> int:
     return train(plan.resolve(), plan, work.run, Prediction(work.step_seconds, work.mfu), tell, device, watchdog)
 
 
-def _device(local_rank: int) -> str:
+def _device(local_rank: int, neighbours: int) -> str:
     if torch.cuda.is_available():
         device = f"cuda:{local_rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
         grow_segments()
         return device
     keep_freed_memory()
+    share_cores(neighbours)
     return "cpu"
 
 

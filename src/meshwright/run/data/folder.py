@@ -14,17 +14,30 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import write_error
 from meshwright.run.data.manifest import DOCUMENTS, MANIFEST, is_prepared
 
 _LOCK = "lock"
 _OURS = re.compile(rf"\.?{MANIFEST}(\..*)?|{DOCUMENTS}|{_LOCK}|tokens-\d+\.bin")
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A folder that is being written, and the descriptor that holds its lock.
+
+    A forked process inherits the descriptor, and with it the lock: it must close it.
+    """
+
+    path: Path
+    lock: int
+
+
 @contextlib.contextmanager
-def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Path | None]:
+def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Unfinished | None]:
     """The folder to write to; it becomes `target` at the end of the block, and vanishes if the block fails.
 
     None where another process has finished the same folder while this one waited for it.
@@ -39,12 +52,13 @@ def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Path 
             return
         check_target(target, overwrite=overwrite)  # under the lock: another may have finished just before
         _clear(part)
-        yield part
+        yield Unfinished(part, lock)
         _replace(part, target)
         (target / _LOCK).unlink()  # not before: without it another would take the folder for one that was left
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(error.strerror or str(error), file=str(error.filename or target)) from None
+        kind = type(write_error(error, file=""))
+        raise kind(error.strerror or str(error), file=str(error.filename or target)) from None
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -115,7 +129,7 @@ def _created(part: Path) -> int:
             if not part.parent.is_dir():
                 raise InputError(f"there is no folder '{part.parent}'", file=str(part)) from None
         except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror or error}", file=str(part)) from None
+            raise write_error(error, file=str(part)) from None
 
 
 def _clear(part: Path) -> None:

@@ -80,12 +80,18 @@ def _texts(piece: Piece, field: str) -> Iterator[tuple[int, str | _Bad]]:
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of all lines that begin in the piece."""
+    """(offset, line) of all lines that begin in the piece.
+
+    A line may be longer than many pieces: only the piece in which it begins reads it to its end.
+    """
     with open(piece.file, "rb") as file:
         place = piece.start
         if place:  # the line that the piece before this one ends in is not ours
             file.seek(place - 1)
-            place += len(file.readline()) - 1
+            rest = file.readline(piece.stop - place)
+            if not rest.endswith(b"\n"):
+                return
+            place += len(rest) - 1
         while place < piece.stop and (line := file.readline()):
             yield place, line.removeprefix(_MARK) if not place else line
             place += len(line)

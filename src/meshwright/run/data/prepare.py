@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.processes import end_with_parent
 from meshwright.run.data.folder import check_target, whole_folder
 from meshwright.run.data.manifest import Manifest, Source
 from meshwright.run.data.parsing import Parser, Tokens
@@ -56,12 +57,12 @@ def prepare(
     sources = tuple(Source(file=file, bytes=os.path.getsize(file)) for file in files)
     total = sum(source.bytes for source in sources)
     count = workers or cores_for(-(-total // PIECE))
-    with whole_folder(target, overwrite=overwrite, wait=wait) as folder:
-        if folder is None:
+    with whole_folder(target, overwrite=overwrite, wait=wait) as unfinished:
+        if unfinished is None:
             return None
-        with Writer(folder, parser.tokenizer, shard_bytes) as writer:
+        with Writer(unfinished.path, parser.tokenizer, shard_bytes) as writer:
             done = 0
-            for piece, found in _parsed(parser, pieces(files, field), count):
+            for piece, found in _parsed(parser, pieces(files, field), count, unfinished.lock):
                 writer.add(found)
                 if piece.last and piece.kind == ".txt":
                     writer.end_document()
@@ -71,7 +72,7 @@ def prepare(
         made = writer.manifest(tokenizer if tokenizer == "bytes" else os.path.abspath(tokenizer), sources)
         if not made.tokens:
             raise InputError(f"hold no text: {_nothing(made)}", file=", ".join(files[:3]), field=field)
-        made.write(folder)
+        made.write(unfinished.path)
     return made
 
 
@@ -82,9 +83,14 @@ def _nothing(made: Manifest) -> str:
 _parser: Parser  # of a worker process, set when it starts
 
 
-def _start(parser: Parser) -> None:
-    """Ctrl-C reaches workers too; it is the parent that ends them. Processes are the parallelism, not threads."""
+def _start(parser: Parser, lock: int, parent: int) -> None:
+    """Ctrl-C reaches workers too; it is the parent that ends them. Processes are the parallelism, not threads.
+
+    A parent that is killed ends nothing: the system does it then, and the folder's lock is gone with the parent.
+    """
     global _parser
+    os.close(lock)
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _parser = parser
@@ -110,12 +116,13 @@ def _work(piece: Piece) -> Tokens:
     return _parser(piece)
 
 
-def _parsed(parser: Parser, every: Iterator[Piece], count: int) -> Iterator[tuple[Piece, Tokens]]:
+def _parsed(parser: Parser, every: Iterator[Piece], count: int, lock: int) -> Iterator[tuple[Piece, Tokens]]:
     """Every piece with its tokens, in order; only a few are ahead of the one that is asked for."""
     if count == 1:
         yield from ((piece, parser(piece)) for piece in every)
         return
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_start, initargs=(parser,))
+    facts = (parser, lock, os.getpid())
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_start, initargs=facts)
     waiting: deque[tuple[Piece, Future[Tokens]]] = deque()
     try:
         while True:
