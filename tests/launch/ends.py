@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ PLAN = {
     "model": "tiny-llama", "cluster": "2x1xcpu", "global_batch": 4, "seq_len": 32, "precision": "fp32",
     "micro_batches": 2, "dp": 2,
 }  # fmt: skip
+_RAY_LOGS = Path(tempfile.gettempdir()) / "ray/session_latest/logs"
 _OPTIONS = ["--steps", "100000", "-o", "run", "--wait", str(WAIT)]
 
 
@@ -42,6 +44,7 @@ class Running:
     def begin(self) -> None:
         """Wait for two steps, and note all processes."""
         until("two steps", lambda: len(steps_in(self.folder / "run")) >= 2, 120)
+        time.sleep(2.5)  # two heartbeats
         self.parts = self.find()
         for launcher in [*(one.pid for one in self.launchers), *self.parts.values()]:
             self.family |= {launcher, *descendants(launcher)}
@@ -62,7 +65,9 @@ class Running:
 
     def messages(self) -> list[str]:
         """Return the lines that say why the run ended, of all launchers and logs together."""
-        text = "\n".join(path.read_text() for path in [*self.folder.glob("*.err"), *self.folder.glob("run/logs/*")])
+        actors = [path for pid in self.parts.values() for path in _RAY_LOGS.glob(f"worker-*-{pid}.err")]
+        files = [*self.folder.glob("*.err"), *self.folder.glob("run/logs/*"), *actors]
+        text = "\n".join(path.read_text() for path in files)
         return [line for line in text.splitlines() if line.startswith("error: ") or ": stopping after" in line]
 
     def saved(self) -> int:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from meshwright.run.launch import Work
 
 
+_LOOK = 2.0  # seconds between two looks at what the driver has taken
+
+
 class Rank:
     """Trains in the main thread of its process, where signals are heard: it has no other thread that could be called."""
 
@@ -24,7 +27,7 @@ class Rank:
             opened.bind(("", 0))
             return ray.util.get_node_ip_address(), int(opened.getsockname()[1]), os.getpid()
 
-    def train(self, work: Work, place: dict[str, str], driver: tuple[str, int], messages: Any) -> int:
+    def train(self, work: Work, place: dict[str, str], driver: tuple[str, int], messages: Messages) -> int:
         """Train until the end; return the exit code. What ended the run too early is among the messages.
 
         `place` is the environment that torchrun would give; `driver` the machine and number of the driver's process.
@@ -35,26 +38,11 @@ class Rank:
 
         os.environ.update(place)
         machine, process = driver
-        sender = Sender(
-            int(place["RANK"]), messages.put, quiet_exit, process if machine == this_machine() else 0, Reads(messages)
-        )
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as Ray starts its workers
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        near = process if machine == this_machine() else 0
+        sender = Sender(int(place["RANK"]), messages.put, quiet_exit, near, messages.read)
         return work_for(work, sender, ours=False)
-
-
-class Reads:
-    """Returns True while the driver takes messages from the queue; asks now and then."""
-
-    EVERY = 5.0  # seconds
-
-    def __init__(self, messages: Any) -> None:
-        self._messages, self._asked, self._found = messages, time.monotonic(), True
-
-    def __call__(self) -> bool:
-        if time.monotonic() > self._asked + self.EVERY:
-            self._asked = time.monotonic()
-            with suppress(Exception):  # a queue that is gone belongs to a driver that is gone
-                self._found = self._messages.waiting() == 0
-        return self._found
 
 
 class Messages:
@@ -62,15 +50,24 @@ class Messages:
 
     def __init__(self, queue: Any, *, events: bool) -> None:
         self._queue, self._events = queue, events
+        self._put = self._taken = 0
+        self._looked, self._reads = time.monotonic(), True
 
     def put(self, message: Any) -> None:
         """Send one message, and wait until it has arrived: this process may end next."""
         if self._events or message[0] != "event":
             self._queue.put(message, timeout=10)
+            self._put += 1
 
-    def waiting(self) -> int:
-        """Return how many messages the driver has not taken yet."""
-        return int(self._queue.qsize())
+    def read(self) -> bool:
+        """Return True while the driver takes messages, as far as the rank that sends events can see; looks rarely."""
+        if self._events and time.monotonic() > self._looked + _LOOK:
+            self._looked = time.monotonic()
+            with suppress(Exception):  # a queue that is gone belongs to a driver that is gone
+                left = int(self._queue.qsize())
+                self._reads = left == 0 or self._put - left > self._taken
+                self._taken = self._put - left
+        return self._reads
 
 
 def ask_to_end(process: int) -> None:

@@ -80,7 +80,7 @@ class Heartbeat:
         self._address, self._prefix = address, prefix
         self._wanted: queue.Queue[tuple[Callable[[Any], Any], queue.Queue[Any]]] = queue.Queue()
         self._over, self._lost, self._count = threading.Event(), threading.Event(), 0
-        self._first: Beat | None = None  # of rank 0, which keeps the store where no launcher does
+        self._first: Beat | None = None  # the last one of rank 0, which keeps the store where no launcher does
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
@@ -126,7 +126,7 @@ class Heartbeat:
 
     def _keeper_lost(self) -> Cause:
         here, (host, port), mine = self._here(), self._address, first_of_node()
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self._first is None:
+        if _kept_by_launcher() or self._first is None:
             return Cause(
                 f"the launcher at {host}:{port}, through which the ranks meet, was lost or is stopped", mine=mine
             )
@@ -172,7 +172,7 @@ class Heartbeat:
     def _write(self, store: Any) -> None:
         here, self._count = self._here(), self._count + 1
         store.set(f"beat/{here.rank}", json.dumps(asdict(here) | {"count": self._count}))
-        if self._first is None and store.check(["beat/0"]):
+        if not _kept_by_launcher() and here.rank and store.check(["beat/0"]):
             self._first = Beat(**json.loads(store.get("beat/0")))
         stop, failure = self.news.stop, self.news.failure
         if not stop and store.check(["stop"]):
@@ -238,6 +238,11 @@ def lost(beat: Beat, machine: str) -> str:
     state = state_of(beat.pid, beat.started)
     why = {"": "was ended", "Z": "was ended", "X": "was ended", "T": "is stopped"}.get(state)
     return f"{beat.name} {why} in {beat.phase}" if why else ""
+
+
+def _kept_by_launcher() -> bool:
+    """Return True if a launcher keeps the store, not rank 0; torchrun says it this way."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def first_of_node() -> bool:
