@@ -133,6 +133,14 @@ def write_text(path: str | Path, text: str) -> None:
 
     Links are followed; what is no regular file (a pipe, a device) is written to, not replaced.
     """
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+
+
+def replace_text(path: str | Path, text: str) -> None:
+    """Write as `write_text` does; what the disk refuses is raised as it is, an `OSError`."""
     content = text.encode()
     target = Path(os.path.realpath(path))
     temporary = ""
@@ -148,8 +156,6 @@ def write_text(path: str | Path, text: str) -> None:
         os.chmod(temporary, target.stat().st_mode if target.exists() else 0o666 & ~_umask())
         os.replace(temporary, target)
         temporary = ""
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
