@@ -231,12 +231,18 @@ def _claim(file: Path, held: _Held) -> Path:
 
 
 def _read(file: Path) -> _Held | None:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_LONGEST)
-    except FileNotFoundError:
-        return None
-    return _Held(file, content, _owner_in(content))
+    """Return a lock; one that is being created has a moment to become readable."""
+    for moment in (0.0, 0.02, 0.08, 0.2):
+        time.sleep(moment)
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(_LONGEST)
+        except FileNotFoundError:
+            return None
+        owner = _owner_in(content)
+        if owner.run:
+            break
+    return _Held(file, content, owner)
 
 
 def _owner_in(content: bytes) -> Owner:

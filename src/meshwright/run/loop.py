@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ import torch.distributed as dist
 from meshwright.errors import InputError
 from meshwright.plan import Job, Plan
 from meshwright.run.apply import Values, apply
-from meshwright.run.checkpoint import Checkpoints, Found, latest
+from meshwright.run.checkpoint import Checkpoints, Found
+from meshwright.run.checkpoint_files import sweep
 from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
 from meshwright.run.events import Events
 from meshwright.run.feed import Feed
+from meshwright.run.folder import Hold, held
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
-from meshwright.run.launch import STOPPING
+from meshwright.run.launch import STOPPING, TrainingFailed
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.options import Training
@@ -70,6 +72,11 @@ class Loop:
 
 def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str = "cpu") -> None:
     """Train; every process of the plan calls this. `tell` gets every event of the first process."""
+    with held(run, plan, sweep) as hold:
+        _train(job, plan, run, prediction, tell, device, hold)
+
+
+def _train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str, hold: Hold) -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     events = Events(run.output, rank)
 
@@ -81,7 +88,7 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
     data = _data(job, run, "train")
     held = _data(job, run, "evaluation") if run.evaluate_every else None
     loop = begin(job, plan, run, device)
-    checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
+    checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep, hold) if run.output else None
     start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
     say(
         "start",
@@ -92,12 +99,17 @@ def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tel
         trained=loop.part.trained(),
     )
     stopped = False
-    with _asked() as asked, Feed(data, loop.part, range(start, run.steps), device) as feed, _trace(run, rank) as traced:
+    with (
+        _asked() as asked,
+        Feed(data, loop.part, range(start, run.steps), device) as feed,
+        _trace(run, rank) as traced,
+        closing(checkpoints) if checkpoints else nullcontext(),
+    ):
         for step, batches in feed:
             begun = time.perf_counter()
             if loop.dynamic:
                 loop.dynamic.before(step)
-            facts = advance(loop, batches, step, stop=asked())
+            facts = advance(loop, batches, step, stop=asked() or hold.lost())
             seconds = time.perf_counter() - begun
             stopped = facts.pop("stop")
             say("step", step=step + 1, **facts, **_speed(job, prediction, seconds, device))
@@ -200,30 +212,45 @@ def peak_memory(device: str) -> int:
 
 
 def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> int:
-    found, problems = latest(checkpoints.folder)
+    found, problems = checkpoints.newest()
     for problem in problems:
         say("damaged", problem=problem)
     if found is None:
+        wrong = "; ".join(["holds no whole checkpoint", *problems])
         if loop.run.auto_resume:
+            if problems:
+                _begin_anew(checkpoints.folder, wrong, say)
             return 0
-        raise InputError("holds no whole checkpoint", file=str(checkpoints.folder), field="--resume")
+        raise InputError(wrong, file=str(checkpoints.folder), field="--resume")
     _same_run(found, _kept(loop)["run"])
     if found.step >= loop.run.steps and not loop.run.auto_resume:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
     if not checkpoints.load(found, loop.part, loop.optimizer):
         say("changed", name="compression", before="what was unsaid of another plan's gradients", now="left out")
-    if found.facts.get("job", {}).get("precision") == loop.job.precision:
-        loop.scale = LossScale(**found.facts["scale"])
-    loop.guard = Guard(**found.facts.get("guard", {}))
-    if loop.dynamic:
-        loop.dynamic.restore(found.facts.get("products", {}))
+    _restore(loop, found)
     now = _kept(loop)["job"]
     for name, before in found.facts.get("job", {}).items():
         if now[name] != before:
             say("changed", name=name, before=before, now=now[name])
     say("resumed", step=found.step, checkpoint=str(found.path))
     return found.step
+
+
+def _begin_anew(folder: Path, wrong: str, say: Callable[..., None]) -> None:
+    """Say that a run that could have gone on begins at its first step."""
+    say("anew", step=0, problem=wrong)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(f"{folder}: {wrong}; the run begins at step 1", file=sys.stderr)  # noqa: T201
+
+
+def _restore(loop: Loop, found: Found) -> None:
+    """Put back what a checkpoint holds beside weights and the optimizer's states."""
+    if found.facts.get("job", {}).get("precision") == loop.job.precision:
+        loop.scale = LossScale(**found.facts["scale"])
+    loop.guard = Guard(**found.facts.get("guard", {}))
+    if loop.dynamic:
+        loop.dynamic.restore(found.facts.get("products", {}))
 
 
 def _same_run(found: Found, now: dict[str, Any]) -> None:
@@ -292,7 +319,12 @@ def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
+        file = folder / f"rank{rank}.json"
+        profiler.export_chrome_trace(str(file))
+        half = folder / f"{file.name}.tmp"  # PyTorch writes there, and says nothing if the disk refuses
+        if half.exists():
+            half.unlink()
+            raise TrainingFailed(f"{file}: cannot be written whole; is the disk full?")
 
     schedule = torch.profiler.schedule(skip_first=1, wait=0, warmup=1, active=3, repeat=1)
     with torch.profiler.profile(

@@ -1,0 +1,117 @@
+"""The folder of a run: one run holds it at a time, and nothing is written there before it does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import InputError
+from meshwright.files import replace_text
+from meshwright.plan import Plan
+from meshwright.run.folder_lock import FolderLock, take
+from meshwright.run.launch import TrainingFailed
+from meshwright.run.options import Training
+
+T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A run's hold on its folder, as one of its ranks has it: rank 0 has the lock."""
+
+    run: str
+    lock: FolderLock | None = None
+
+    def check(self) -> None:
+        """Raise if another run holds the folder now: right before anything is committed."""
+        if self.lock:
+            self.lock.check()
+
+    def lost(self) -> bool:
+        """Return true once another run is known to hold the folder."""
+        return self.lock is not None and self.lock.lost()
+
+
+@contextmanager
+def held(run: Training, plan: Plan, clean: Callable[[Path], None]) -> Iterator[Hold]:
+    """Hold the run's folder; rank 0 takes the lock, every rank learns the run's id or why it was refused.
+
+    `clean` removes what dead runs have left among the checkpoints.
+    """
+    if not run.output:
+        yield Hold("")
+        return
+    locks: list[FolderLock] = []
+    try:
+        name = on_first_rank(lambda: _enter(run, plan, clean, locks))
+        yield Hold(name, *locks)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _enter(run: Training, plan: Plan, clean: Callable[[Path], None], locks: list[FolderLock]) -> str:
+    folder = Path(run.output)
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(take(folder))
+        clean(folder / "checkpoints")
+        refuse_used(run)  # looked at before, but another run may have ended here meanwhile
+        replace_text(folder / "plan.json", plan.to_json())
+    return locks[0].owner.run
+
+
+def refuse_used(run: Training) -> None:
+    """Refuse to begin in a folder that holds checkpoints of another run."""
+    if run.output and not run.resume and not run.auto_resume and has_checkpoints(run):
+        valid = "--resume, or another folder"
+        raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
+
+
+def has_checkpoints(run: Training) -> bool:
+    """Return true if there is a checkpoint that bears a whole one's name."""
+    return any("." not in path.name for path in (Path(run.output) / "checkpoints").glob("step-*"))
+
+
+@contextmanager
+def writable(folder: str | Path, option: str = "--output") -> Iterator[None]:
+    """Say in one message what a disk refuses: a full one ends the run, any other is the user's mistake."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise unwritable(error.filename or folder, error) from None
+        problem = f"cannot be written: {error.strerror or error}"
+        raise InputError(problem, file=str(error.filename or folder), field=option) from None
+
+
+def unwritable(file: str | os.PathLike[str], error: OSError) -> TrainingFailed:
+    """Return what ends a run that cannot write a file."""
+    reason = "the disk is full" if error.errno in _FULL else f"cannot be written: {error.strerror or error}"
+    return TrainingFailed(f"{os.fspath(file)}: {reason}; the last whole checkpoint is kept")
+
+
+def on_first_rank(do: Callable[[], T], group: Any = None) -> T:
+    """Do something on rank 0; every rank returns what it returned, or raises what it raised."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return do()
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = do()
+        except Exception as error:
+            found[1] = error
+    dist.broadcast_object_list(found, src=0, group=group, device=torch.device("cpu"))
+    if found[1] is not None:
+        raise found[1]
+    value: T = found[0]
+    return value
