@@ -149,8 +149,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     content = {"format": FORMAT, "version": VERSION, **msgspec.structs.asdict(manifest)}
     content["parts"] = msgspec.to_builtins(manifest.parts)
     content = json.loads(json.dumps(content))  # as it will be read, so that the sum is the same
-    replace_text(folder / MANIFEST, json.dumps({**content, "crc32": _sum_of(content)}, indent=1) + "\n")
-    sync(folder)
+    try:
+        replace_text(folder / MANIFEST, json.dumps({**content, "crc32": _sum_of(content)}, indent=1) + "\n")
+        sync(folder)
+    except OSError as error:
+        raise unwritable(folder / MANIFEST, error) from None
 
 
 def sync(folder: Path) -> None:

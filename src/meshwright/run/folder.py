@@ -16,7 +16,7 @@ import torch.distributed as dist
 from meshwright.errors import InputError
 from meshwright.files import replace_text
 from meshwright.plan import Plan
-from meshwright.run.folder_lock import FolderLock, take
+from meshwright.run.folder_lock import NAME, FolderLock, take
 from meshwright.run.launch import TrainingFailed
 from meshwright.run.options import Training
 
@@ -63,9 +63,12 @@ def _enter(run: Training, plan: Plan, clean: Callable[[Path], None], locks: list
     folder = Path(run.output)
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with writable(folder / NAME):
         locks.append(take(folder))
+    with writable(folder / "checkpoints"):
         clean(folder / "checkpoints")
-        refuse_used(run)  # looked at before, but another run may have ended here meanwhile
+    refuse_used(run)  # looked at before, but another run may have ended here meanwhile
+    with writable(folder / "plan.json"):
         replace_text(folder / "plan.json", plan.to_json())
     return locks[0].owner.run
 
@@ -83,15 +86,14 @@ def has_checkpoints(run: Training) -> bool:
 
 
 @contextmanager
-def writable(folder: str | Path, option: str = "--output") -> Iterator[None]:
+def writable(file: str | Path, option: str = "--output") -> Iterator[None]:
     """Say in one message what a disk refuses: a full one ends the run, any other is the user's mistake."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise unwritable(error.filename or folder, error) from None
-        problem = f"cannot be written: {error.strerror or error}"
-        raise InputError(problem, file=str(error.filename or folder), field=option) from None
+            raise unwritable(file, error) from None
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(file), field=option) from None
 
 
 def unwritable(file: str | os.PathLike[str], error: OSError) -> TrainingFailed:
