@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from meshwright.errors import InputError
 from meshwright.run import checkpoint_files
 from meshwright.run.checkpoint import damage, latest
 from meshwright.run.events import Events
-from meshwright.run.folder_lock import NAME
+from meshwright.run.folder_lock import NAME, take
 from meshwright.run.launch import TrainingFailed
 from tests.run.families import CONFIGS
 from tests.run.test_folder_lock import files, written
@@ -111,6 +112,45 @@ def test_a_run_that_lost_its_folder_commits_nothing(tmp_path: Path) -> None:
         train(tmp_path / "run", steps=4, tell=steal)
     assert files(tmp_path / "run/checkpoints") <= {"step-00000001"}
     assert json.loads((tmp_path / "run" / NAME).read_text())["run"] == "beef"
+
+
+def test_a_run_that_lost_its_folder_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before its next checkpoint, of which there is none here."""
+    monkeypatch.setattr("meshwright.run.folder.take", partial(take, renew=0.05))
+
+    def steal(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 2:
+            (tmp_path / "run" / NAME).unlink()
+            written(tmp_path / "run")
+        assert event["event"] != "step" or event["step"] < 2000
+
+    with pytest.raises(TrainingFailed, match="now held by run beef"):
+        train(tmp_path / "run", steps=100000, save_every=0, tell=steal)
+    assert files(tmp_path / "run/checkpoints") == set()
+
+
+def test_an_export_to_a_full_disk_is_named(small_disk: Path) -> None:
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail - 3) * room.f_frsize)
+    with pytest.raises(TrainingFailed, match=rf"model-00001.safetensors: {FULL}"):
+        mw.train(plan(), steps=1, export=str(small_disk / "model"))
+    assert files(small_disk / "model") == set()
+
+
+def test_a_failed_run_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step after a save fails while it is being written: it becomes whole all the same."""
+    commit = checkpoint_files.write_manifest
+    monkeypatch.setattr("meshwright.run.checkpoint.write_manifest", lambda *a: (time.sleep(0.5), commit(*a)))
+
+    def fail(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            raise TrainingFailed("a reason of its own")
+
+    with pytest.raises(TrainingFailed, match="of its own"):
+        train(tmp_path, tell=fail)
+    assert files(tmp_path / "checkpoints") == {"step-00000001"}
+    assert damage(tmp_path / "checkpoints/step-00000001") == ""
+    assert NAME not in files(tmp_path)
 
 
 def test_a_refused_run_leaves_the_folder_as_it_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A parameter here is one or several of theirs, one below the other: q, k and v; g
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.model import Model
 from meshwright.model.attention import LatentAttention
+from meshwright.run.folder import unwritable
 from meshwright.run.models.decoder import Decoder, fresh
 from meshwright.run.models.linear import merged
 from meshwright.run.models.numerics import config_of
@@ -224,7 +226,13 @@ class Writer:
     def _flush(self) -> None:
         self._files += 1
         file = f"model-{self._files:05d}.safetensors"
-        save_file(self._pending, self.target / file, metadata={"format": "pt"})
+        try:
+            save_file(self._pending, self.target / file, metadata={"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            (self.target / file).unlink(missing_ok=True)
+            full = isinstance(error, SafetensorError) and "No space left" in str(error)
+            cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC if full else errno.EIO, str(error))
+            raise unwritable(self.target / file, cause) from None
         self._weights |= dict.fromkeys(self._pending, file)
         self._pending = {}
 
