@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 
 from meshwright.errors import InputError
 from meshwright.files import read_json, replace_text
-from meshwright.run.folder import unwritable
+from meshwright.run.folder_checks import unwritable
 from meshwright.run.launch import TrainingFailed
 from meshwright.tables import Table, convert
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.files import line_of
-from meshwright.run.folder import unwritable
+from meshwright.run.folder_checks import unwritable
 
 
 class Events:

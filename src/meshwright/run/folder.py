@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,15 +11,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from meshwright.errors import InputError
 from meshwright.files import replace_text
 from meshwright.plan import Plan
+from meshwright.run.folder_checks import refuse_used, writable
 from meshwright.run.folder_lock import NAME, FolderLock, take
-from meshwright.run.launch import TrainingFailed
 from meshwright.run.options import Training
 
 T = TypeVar("T")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -71,35 +67,6 @@ def _enter(run: Training, plan: Plan, clean: Callable[[Path], None], locks: list
     with writable(folder / "plan.json"):
         replace_text(folder / "plan.json", plan.to_json())
     return locks[0].owner.run
-
-
-def refuse_used(run: Training) -> None:
-    """Refuse to begin in a folder that holds checkpoints of another run."""
-    if run.output and not run.resume and not run.auto_resume and has_checkpoints(run):
-        valid = "--resume, or another folder"
-        raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
-
-
-def has_checkpoints(run: Training) -> bool:
-    """Return true if there is a checkpoint that bears a whole one's name."""
-    return any("." not in path.name for path in (Path(run.output) / "checkpoints").glob("step-*"))
-
-
-@contextmanager
-def writable(file: str | Path, option: str = "--output") -> Iterator[None]:
-    """Say in one message what a disk refuses: a full one ends the run, any other is the user's mistake."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise unwritable(file, error) from None
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(file), field=option) from None
-
-
-def unwritable(file: str | os.PathLike[str], error: OSError) -> TrainingFailed:
-    """Return what ends a run that cannot write a file."""
-    reason = "the disk is full" if error.errno in _FULL else f"cannot be written: {error.strerror or error}"
-    return TrainingFailed(f"{os.fspath(file)}: {reason}; the last whole checkpoint is kept")
 
 
 def on_first_rank(do: Callable[[], T], group: Any = None) -> T:

@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.model import Model
 from meshwright.model.attention import LatentAttention
-from meshwright.run.folder import unwritable
+from meshwright.run.folder_checks import unwritable
 from meshwright.run.models.decoder import Decoder, fresh
 from meshwright.run.models.linear import merged
 from meshwright.run.models.numerics import config_of
