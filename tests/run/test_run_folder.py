@@ -25,6 +25,7 @@ from meshwright.run.launch import TrainingFailed
 from tests.run.families import CONFIGS
 from tests.run.test_folder_lock import files, written
 from tests.run.test_train import TINY, ended, started, steps_of
+from tests.run.test_train import plan as tiny
 
 FULL = "the disk is full; the last whole checkpoint is kept"
 
@@ -81,7 +82,7 @@ def test_two_starts_at_once_leave_one_run(tmp_path: Path) -> None:
     assert [event["step"] for event in steps_of(events)] == list(range(1, found.step + 1))
 
 
-def test_a_killed_run_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_a_killed_run_is_taken_over_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     common = [*TINY, "--save-every", "1", "--output", str(run), "--decay", "constant"]
     process = started(*common, "--steps", "100000", "--plan", "dp=1", cwd=tmp_path)
@@ -93,8 +94,8 @@ def test_a_killed_run_is_taken_over_at_once(tmp_path: Path) -> None:
     assert NAME in files(run)
     found, _ = latest(run / "checkpoints")
     assert found is not None
-    code, _, err = ended(*common, "--steps", str(found.step + 1), "--resume", cwd=tmp_path)
-    assert (code, err) == (0, "")
+    mw.train(tiny(), steps=found.step + 1, save_every=1, output=str(run), decay="constant", resume=True)
+    assert capfd.readouterr().err == ""
     again, problems = latest(run / "checkpoints")
     assert again is not None
     assert (again.step, problems) == (found.step + 1, [])
@@ -245,25 +246,39 @@ def test_a_disk_that_is_full_at_any_write_is_named(small_disk: Path, capfd: pyte
     assert "Exception" not in err
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_disk_that_fills_while_saving_keeps_the_last(processes: int, small_disk: Path, tmp_path: Path) -> None:
-    plan(dp=processes).save(tmp_path / "plan.json") if processes == 1 else mw.Plan.of(
-        {"dp": 2, "micro_batches": 1},
-        mw.Job(mw.Model.from_config(CONFIGS["llama"]), mw.Cluster.preset("2xcpu"), 2, seq_len=16, precision="fp32"),
-    ).save(tmp_path / "plan.json")
-    train(small_disk / "run", steps=1)
-    size = sum(path.stat().st_size for path in (small_disk / "run/checkpoints").rglob("*"))
-    room = os.statvfs(small_disk)
-    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - size * 2 // 3))
+def nearly_filled(disk: Path) -> Path:
+    """A run with a checkpoint, and room for two thirds of another."""
+    train(disk / "run", steps=1)
+    size = sum(path.stat().st_size for path in (disk / "run/checkpoints").rglob("*"))
+    room = os.statvfs(disk)
+    (disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - size * 2 // 3))
+    return disk / "run"
+
+
+def only_the_first_is_there(run: Path) -> bool:
+    found, problems = latest(run / "checkpoints")
+    return bool(found and found.step == 1) and not problems and files(run / "checkpoints") == {"step-00000001"}
+
+
+def test_a_disk_that_fills_while_saving_keeps_the_last(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = nearly_filled(small_disk)
+    with pytest.raises(TrainingFailed, match=rf"\.distcp: {FULL}"):
+        train(run, steps=3, resume=True)
+    assert capfd.readouterr().err == ""
+    assert only_the_first_is_there(run)
+
+
+def test_two_processes_say_once_that_a_disk_fills(small_disk: Path, tmp_path: Path) -> None:
+    run = nearly_filled(small_disk)
+    two = mw.Cluster.preset("2xcpu")
+    job = mw.Job(mw.Model.from_config(CONFIGS["llama"]), two, 2, seq_len=16, precision="fp32")
+    mw.Plan.of({"dp": 2, "micro_batches": 1}, job).save(tmp_path / "plan.json")
     arguments = ["--plan", "plan.json", "--data", "synthetic", "--steps", "3", "--save-every", "1", "--resume"]
-    code, _, err = ended(*arguments, "--output", str(small_disk / "run"), cwd=tmp_path)
+    code, _, err = ended(*arguments, "--output", str(run), cwd=tmp_path)
     assert code == 1, err
     assert len(err.splitlines()) == 1, err
     assert FULL in err
-    found, problems = latest(small_disk / "run/checkpoints")
-    assert found is not None
-    assert (found.step, problems) == (1, [])
-    assert files(small_disk / "run/checkpoints") == {"step-00000001"}
+    assert only_the_first_is_there(run)
 
 
 def test_a_file_that_may_not_grow_ends_a_run_too(tmp_path: Path) -> None:

@@ -58,9 +58,12 @@ def descendants(roots: list[int]) -> list[int]:
 def accident(folder: Path, draw: random.Random) -> tuple[list[int], list[str]]:
     """Start one run or two at once, and kill one of their processes, mostly while it saves."""
     both = [start(folder, draw.choice(PLANS)) for _ in range(draw.choice([1, 2, 2]))]
-    saves, seen = draw.randint(1, 8), set()
+    saves, patient, seen = draw.randint(1, 8), draw.random() < 0.5, set()
     until = time.monotonic() + (draw.uniform(0.5, 12.0) if draw.random() < 0.3 else 60.0)
-    while time.monotonic() < until and len(seen) < saves and any(process.poll() is None for process in both):
+    while time.monotonic() < until and any(process.poll() is None for process in both):
+        meet = patient and len(both) == 2 and all(process.poll() is None for process in both)
+        if len(seen) >= saves and not meet:  # both are there until one is refused
+            break
         seen |= {path.name for path in (folder / "run/checkpoints").glob("*.part")}
         time.sleep(0.001)
     time.sleep(draw.uniform(0, 0.02))
