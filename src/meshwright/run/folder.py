@@ -38,7 +38,7 @@ class Hold:
 
 
 @contextmanager
-def held(run: Training, plan: Plan, clean: Callable[[Path], None]) -> Iterator[Hold]:
+def hold_folder(run: Training, plan: Plan, clean: Callable[[Path], None]) -> Iterator[Hold]:
     """Hold the run's folder; rank 0 takes the lock, every rank learns the run's id or why it was refused.
 
     `clean` removes what dead runs have left among the checkpoints.

@@ -25,7 +25,7 @@ from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
 from meshwright.run.events import Events
 from meshwright.run.feed import Feed
-from meshwright.run.folder import Hold, held
+from meshwright.run.folder import Hold, hold_folder
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
 from meshwright.run.launch import STOPPING, TrainingFailed
@@ -72,7 +72,7 @@ class Loop:
 
 def train(job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str = "cpu") -> None:
     """Train; every process of the plan calls this. `tell` gets every event of the first process."""
-    with held(run, plan, sweep) as hold:
+    with hold_folder(run, plan, sweep) as hold:
         _train(job, plan, run, prediction, tell, device, hold)
 
 
