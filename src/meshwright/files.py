@@ -141,6 +141,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_texts(texts: Mapping[str | Path, str]) -> None:
     """Write several files, none of which appears before all of them are on the disk."""
+    try:
+        replace_texts(texts)
+    except OSError as error:
+        raise write_error(error, file=str(error.filename)) from None
+
+
+def replace_texts(texts: Mapping[str | Path, str]) -> None:
+    """Write as `write_texts` does; what the disk refuses is raised as an `OSError` that names the file."""
     staged: list[tuple[str | Path, Path, str]] = []
     path: str | Path = ""
     try:
@@ -159,7 +167,7 @@ def write_texts(texts: Mapping[str | Path, str]) -> None:
         for path, target, temporary in staged:  # noqa: B007 - an error names the path
             os.replace(temporary, target)
     except OSError as error:
-        raise write_error(error, file=str(path)) from None
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         for _, _, temporary in staged:
             with suppress(FileNotFoundError):  # it was renamed

@@ -177,7 +177,7 @@ def test_killed_while_it_saves_the_checkpoint_before_stays(tmp_path: Path) -> No
     run = tmp_path / "run"
     process = started(*TINY, "--steps", "100000", "--save-every", "1", "--output", str(run), cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list(run.glob("checkpoints/step-0000000[3-9].part")):
+    while time.monotonic() < deadline and not list(run.glob("checkpoints/step-0000000[3-9].*.part")):
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

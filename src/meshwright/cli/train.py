@@ -62,7 +62,7 @@ def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
     from meshwright.run import front
 
     promised = front.check(job, plan, run)
-    front.make_folders(plan, run)
+    front.make_folders(run)
     if json_:
         stopped = front.start(plan, run, promised, print_step, ours=True)
     else:

@@ -135,7 +135,7 @@ _LINES = {  # of events that are not steps
     "precision": "step {step:>6}  {layer}: {from} -> {to}",
     "resumed": "resumed at step {step} from {checkpoint}",
     "changed": "note: {name} was {before}, is {now}",
-    "damaged": "note: {problem}; an older checkpoint is used",
+    "damaged": "note: {problem}; this checkpoint is not used",
     "stopped": "stopped at step {step}; --resume goes on where there is an --output",
 }
 

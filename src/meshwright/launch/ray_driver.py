@@ -86,7 +86,7 @@ def train(
     try:
         with asked_to_stop() as asked:
             group = _nodes(ray, request, room, asked)
-            make_folders(request.plan, request.run)
+            make_folders(request.run)
             queue = Queue(actor_options={"num_cpus": 0})
             members = _start(ray, request, group, room)
             shared = {"MASTER_ADDR": members[0].host, "MASTER_PORT": str(members[0].port)}

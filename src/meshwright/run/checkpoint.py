@@ -1,58 +1,60 @@
 """Checkpoints: written in the background, whole or not at all, read under any plan.
 
-A checkpoint is a folder `step-00000010` that PyTorch's distributed checkpoint writes, with a `manifest.json` that names
-every file with its size and checksum. It is written as `step-00000010.part` and renamed when everything is in it, so that
-a folder with that name is complete; one that is damaged later is found by its checksums, and the one before is used.
+A checkpoint is a folder `step-00000010` that PyTorch's distributed checkpoint writes, with a `manifest.json` that says
+what every rank wrote. It is written as `step-00000010.RUN.part` and renamed when everything is in it, so that a folder
+with that name is complete; one that is damaged later is found by its checksums, and the one before is used.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
 import threading
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from meshwright.errors import InputError
-from meshwright.files import read_json, write_text
+from meshwright.errors import InputError, MeshwrightError, TrainingFailed
+from meshwright.run.checkpoint_files import (
+    Found,
+    Manifest,
+    Part,
+    Recorder,
+    damage,
+    latest,
+    names,
+    part_of,
+    put_in_place,
+    remove,
+    write_manifest,
+)
 from meshwright.run.checkpoint_state import Loader, Pieces, Saver, state_of, states_of
+from meshwright.run.folder import Hold, on_first_rank
+from meshwright.run.folder_checks import unwritable
 from meshwright.run.optimizers.choose import restore
 from meshwright.run.parallel import Parallel
 from meshwright.run.unsaid import restore_unsaid, unsaid_in, unsaid_of, was_left_out
 
-FORMAT, VERSION = "meshwright-checkpoint", 1
-_NAME = re.compile(r"step-(\d{8,})")
-_MANIFEST = "manifest.json"
+__all__ = ["Checkpoints", "Found", "damage", "latest"]
 
-
-@dataclass(frozen=True)
-class Found:
-    """A complete checkpoint."""
-
-    path: Path
-    step: int
-    facts: dict[str, Any]  # what the training wrote beside its state
+_LAST = 10.0  # seconds that a checkpoint gets to become whole after its run has failed
 
 
 class Checkpoints:
     """The checkpoints of one run; every process of the run has one and calls the same methods."""
 
-    def __init__(self, folder: str | Path, keep: int = 2) -> None:
-        self.folder, self.keep = Path(folder), keep
+    def __init__(self, folder: str | Path, keep: int = 2, hold: Hold | None = None) -> None:
+        self.folder, self.keep, self._hold = Path(folder), keep, hold or Hold("unlocked")
         together = dist.is_initialized() and dist.get_world_size() > 1
         # A group of its own: the background thread speaks while training does.
         self._group = dist.new_group(backend="gloo") if together else None
-        self._rank = dist.get_rank() if together else 0
+        self._rank: int = dist.get_rank() if together else 0
+        self._ranks: int = dist.get_world_size() if together else 1
         self._writing: threading.Thread | None = None
         self._failed: list[BaseException] = []
 
@@ -72,6 +74,22 @@ class Checkpoints:
         if self._failed:
             raise self._failed.pop()
 
+    def close(self) -> None:
+        """Give a checkpoint that is being written a last chance, when the run has failed."""
+        if self._writing is not None:
+            self._writing.join(_LAST)
+
+    def newest(self) -> tuple[Found | None, list[str]]:
+        """Return the newest whole checkpoint, the same on every rank, and what is wrong with newer ones."""
+        found, problems = latest(self.folder)
+        steps: list[Any] = [found and found.step] * self._ranks
+        if self._group:
+            dist.all_gather_object(steps, found and found.step, group=self._group)
+        if len(set(steps)) > 1:
+            seen = ", ".join(f"rank {rank}: step {step}" for rank, step in enumerate(steps))
+            raise TrainingFailed(f"{self.folder}: the newest whole checkpoint is not the same everywhere: {seen}")
+        return found, problems
+
     def load(self, found: Found, part: Parallel, optimizer: Any) -> bool:
         """Fill weights and optimizer states, whatever plan wrote them.
 
@@ -83,11 +101,14 @@ class Checkpoints:
         saved = reader.read_metadata().state_dict_metadata
         _compare(state, saved, found.path)
         unsaid = unsaid_in(part, {name: one.size for name, one in saved.items()})
-        with _alone():
-            dcp.load(
-                state | unsaid, storage_reader=reader, planner=Loader(), process_group=self._group,
-                no_dist=not self._group,
-            )  # fmt: skip
+        try:
+            with _alone():
+                dcp.load(
+                    state | unsaid, storage_reader=reader, planner=Loader(), process_group=self._group,
+                    no_dist=not self._group,
+                )  # fmt: skip
+        except dcp.CheckpointException as error:
+            raise _unreadable(_first_of(error), found.path) from None
         restore_unsaid(part, unsaid)
         updates = int(found.facts.get("updates", found.step))  # fewer than steps where some were left out
         for weight, kept in states.values():
@@ -97,43 +118,72 @@ class Checkpoints:
         return not was_left_out(part, saved)
 
     def _write(self, step: int, state: dict[str, Pieces], facts: dict[str, Any]) -> None:
+        part = part_of(self.folder, step, self._hold.run)
         try:
-            part = self.folder / f"step-{step:08d}.part"
-            if self._rank == 0:
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir(parents=True)
-            self._together()
+            on_first_rank(lambda: _empty(part), self._group)
+            recorder = Recorder()
             writer = FileSystemWriter(part, single_file_per_rank=True, sync_files=True, thread_count=1)
+            writer.fs = recorder
             with _alone():
                 dcp.save(
                     state, storage_writer=writer, planner=Saver(), process_group=self._group, no_dist=not self._group
                 )
-            mine = sorted(part.glob(f"__{self._rank}_*.distcp"))
-            sums = {file.name: _facts_of(file) for file in mine}
-            every: list[dict[str, Any]] = [sums]
+            mine = Part(rank=self._rank, run=self._hold.run, files=recorder.files)
+            parts = [mine] * self._ranks
             if self._group:
-                every = [{} for _ in range(dist.get_world_size())]
-                dist.all_gather_object(every, sums, group=self._group)
-            if self._rank == 0:
-                files = {name: fact for some in every for name, fact in some.items()}
-                files[".metadata"] = _facts_of(part / ".metadata")
-                self._finish(part, {"step": step, "files": files, "facts": facts})
+                dist.all_gather_object(parts, mine, group=self._group)
+            manifest = Manifest(run=self._hold.run, step=step, ranks=self._ranks, parts=parts, facts=facts)
+            on_first_rank(lambda: self._commit(part, manifest), self._group)
         except BaseException as error:
-            self._failed.append(error)
+            self._failed.append(self._reason(error, part))
 
-    def _finish(self, part: Path, facts: dict[str, Any]) -> None:
-        write_text(part / _MANIFEST, json.dumps({"format": FORMAT, "version": VERSION, **facts}, indent=1) + "\n")
-        target = part.with_suffix("")
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
+    def _commit(self, part: Path, manifest: Manifest) -> None:
+        try:
+            write_manifest(part, manifest)
+            self._hold.check()
+            put_in_place(part, manifest.step)
+        except OSError as error:
+            raise unwritable(error.filename or part, error) from None
         # Newer ones are there only if they are damaged: the run went on from one before.
-        older = [path for path in _names(self.folder) if path.name < target.name]
+        older = [path for path in names(self.folder) if int(path.name.removeprefix("step-")) < manifest.step]
         for old in older[self.keep - 1 :]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
-    def _together(self) -> None:
-        if self._group:
-            dist.barrier(group=self._group)
+    def _reason(self, error: BaseException, part: Path) -> BaseException:
+        """Return why a checkpoint was not written; what was written of it is removed."""
+        reason = _first_of(error)
+        if self._rank == 0:
+            remove(part)
+            try:
+                self._hold.check()  # another run removes what is not whole, which looks like a broken disk
+            except TrainingFailed as lost:
+                return lost
+        return unwritable(reason.filename or part, reason) if isinstance(reason, OSError) else reason
+
+
+def _empty(part: Path) -> None:
+    """Make the folder of a checkpoint to come."""
+    try:
+        remove(part)
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise unwritable(part, error) from None
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return what failed on the first of the ranks that PyTorch's checkpoint names, one of our own errors if it can."""
+    if not isinstance(error, dcp.CheckpointException):
+        return error
+    failures = [failure for failure, _ in error.failures.values()]
+    return next((failure for failure in failures if isinstance(failure, MeshwrightError)), failures[0])
+
+
+def _unreadable(error: BaseException, path: Path) -> BaseException:
+    """Return why a checkpoint was not read: files that hold something else than their names and sums promise."""
+    if isinstance(error, MeshwrightError | MemoryError | torch.OutOfMemoryError):
+        return error
+    problem = f"cannot be read: {type(error).__name__}: {str(error).strip()[:200]}"
+    return InputError(problem, file=str(path), field="--resume", valid="the one before, once this one is moved away")
 
 
 @contextmanager
@@ -152,51 +202,3 @@ def _compare(state: dict[str, Pieces], saved: Any, path: Path) -> None:
         if tuple(saved[name].size) != pieces.shape:
             problem = f"{name} is {list(saved[name].size)}, the model's is {list(pieces.shape)}"
             raise InputError(problem, file=str(path), field="--resume", valid="the run's model")
-
-
-def latest(folder: str | Path) -> tuple[Found | None, list[str]]:
-    """The newest checkpoint that is whole, and what is wrong with newer ones."""
-    problems: list[str] = []
-    for path in _names(Path(folder)):
-        problem = damage(path)
-        if not problem:
-            manifest = read_json(str(path / _MANIFEST))
-            return Found(path, int(manifest["step"]), manifest["facts"]), problems
-        problems.append(f"{path.name}: {problem}")
-    return None, problems
-
-
-def damage(path: Path) -> str:
-    """What is wrong with a checkpoint; nothing if it is whole."""
-    try:
-        manifest = read_json(str(path / _MANIFEST))
-    except InputError as error:
-        return error.problem
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        return f"{_MANIFEST} is not a checkpoint's"
-    if manifest.get("version") != VERSION:
-        return f"is of version {manifest.get('version')}, this program reads {VERSION}"
-    for name, facts in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != facts["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes of {facts['bytes']}"
-        if _facts_of(file) != facts:
-            return f"{name} is not what was written"
-    return ""
-
-
-def _names(folder: Path) -> list[Path]:
-    """Complete checkpoints, the newest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def _facts_of(file: Path) -> dict[str, int]:
-    """Size and checksum."""
-    total = 0
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 24):
-            total = zlib.crc32(block, total)
-    return {"bytes": file.stat().st_size, "crc32": total}

@@ -11,9 +11,10 @@ from typing import Any
 from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
 from meshwright.cost.memory import fits
 from meshwright.errors import InputError
-from meshwright.files import write_error
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
+from meshwright.run.folder_checks import has_checkpoints, refuse_used, writable
+from meshwright.run.folder_lock import refuse_if_held
 from meshwright.run.launch import Work, joined_from_outside, launch
 from meshwright.run.options import Training
 from meshwright.run.refusals import refuse, refuse_balance
@@ -74,13 +75,11 @@ def _check_folders(run: Training) -> None:
         raise InputError("no such folder", file=run.init_from, field="--init-from")
     if run.output and Path(run.output).exists() and not Path(run.output).is_dir():
         raise InputError("is a file", file=run.output, field="--output", valid="a folder, or a new one")
-    if run.auto_resume:
-        return
-    if run.resume and not any((Path(run.output) / "checkpoints").glob("step-*")):
+    if run.resume and not run.auto_resume and not has_checkpoints(run):
         raise InputError("holds no whole checkpoint", file=run.output, field="--resume")
-    if run.output and not run.resume and (Path(run.output) / "checkpoints").is_dir():
-        valid = "--resume, or another folder"
-        raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
+    if run.output and int(os.environ.get("RANK", "0")) == 0:  # another rank may find rank 0 at work already
+        refuse_if_held(run.output)
+    refuse_used(run)
 
 
 def _opened(run: Training, held_out: int, split: str, facts: dict[str, int]) -> None:
@@ -100,15 +99,14 @@ def start(plan: Plan, run: Training, promised: Estimate, tell: Callable[[Event],
 
     `ours`: this process is no program of the user's; a launcher's rank may end it.
     """
-    make_folders(plan, run)
+    make_folders(run)
     return launch(Work(plan.to_table(), run, promised.step_seconds, promised.mfu, plan.devices), tell, ours=ours)
 
 
-def make_folders(plan: Plan, run: Training) -> None:
-    """What a run writes to; made before anything is trained, or said."""
+def make_folders(run: Training) -> None:
+    """Make what a run writes to before anything is trained; nothing is written there before it holds its lock."""
     if run.output and int(os.environ.get("RANK", "0")) == 0:
         _made(run.output, "--output")
-        plan.save(Path(run.output) / "plan.json")
     for option, path in (("--export", run.export), ("--profile", run.profile)):
         if path:
             _made(path, option)
@@ -116,10 +114,8 @@ def make_folders(plan: Plan, run: Training) -> None:
 
 def _made(folder: str, option: str) -> None:
     """Made before anything is trained: what cannot be written to is said now."""
-    try:
+    with writable(folder, option):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(error, file=folder, field=option) from None
 
 
 def train(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import torch.distributed as dist
 from meshwright.errors import InputError, TrainingFailed
 from meshwright.plan import Job, Plan
 from meshwright.run.apply import Values, apply
-from meshwright.run.checkpoint import Checkpoints, Found, latest
+from meshwright.run.checkpoint import Checkpoints, Found
+from meshwright.run.checkpoint_files import sweep
 from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
 from meshwright.run.events import Events
 from meshwright.run.feed import Feed
+from meshwright.run.folder import Hold, hold_folder
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
 from meshwright.run.host_memory import Peaks
@@ -74,6 +77,14 @@ def train(
 
     `tell` gets every event of the first rank.
     """
+    watchdog.phase("taking the run's folder", SAVING)
+    with hold_folder(run, plan, sweep) as hold:
+        return _train(job, plan, run, prediction, tell, device, watchdog, hold)
+
+
+def _train(
+    job: Job, plan: Plan, run: Training, prediction: Prediction, tell: Tell, device: str, watchdog: Watchdog, hold: Hold
+) -> int:
     rank = dist.get_rank() if dist.is_initialized() else 0
     events = Events(run.output, rank)
 
@@ -89,7 +100,7 @@ def train(
     watchdog.phase("building the model", SAVING)
     loop = begin(job, plan, run, device)
     watchdog.phase("reading the checkpoint", SAVING)
-    checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep) if run.output else None
+    checkpoints = Checkpoints(Path(run.output) / "checkpoints", run.keep, hold) if run.output else None
     start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
     say(
         "start",
@@ -100,15 +111,19 @@ def train(
         trained=loop.part.trained(),
     )
     stopped, step = False, start
-    ahead = Feed(data, loop.part, range(start, run.steps), device)
-    with peaks, ahead as feed, _trace(run, rank) as traced:
+    with (
+        peaks,
+        Feed(data, loop.part, range(start, run.steps), device) as feed,
+        _trace(run, rank) as traced,
+        closing(checkpoints) if checkpoints else nullcontext(),
+    ):
         for index, batches in feed:
             step = index + 1
             watchdog.step(step)
             begun = time.perf_counter()
             if loop.dynamic:
                 loop.dynamic.before(index)
-            facts = advance(loop, batches, index, stop=watchdog.asked() > 0)
+            facts = advance(loop, batches, index, stop=watchdog.asked() > 0 or hold.lost())
             seconds = time.perf_counter() - begun
             stopped = facts.pop("stop") and step < run.steps
             say("step", step=step, **facts, **_speed(job, prediction, seconds), **peaks.facts())
@@ -211,30 +226,45 @@ def _speed(job: Job, prediction: Prediction, seconds: float) -> dict[str, Any]:
 
 
 def _resume(loop: Loop, checkpoints: Checkpoints, say: Callable[..., None]) -> int:
-    found, problems = latest(checkpoints.folder)
+    found, problems = checkpoints.newest()
     for problem in problems:
         say("damaged", problem=problem)
     if found is None:
+        wrong = "; ".join(["holds no whole checkpoint", *problems])
         if loop.run.auto_resume:
+            if problems:
+                _begin_anew(checkpoints.folder, wrong, say)
             return 0
-        raise InputError("holds no whole checkpoint", file=str(checkpoints.folder), field="--resume")
+        raise InputError(wrong, file=str(checkpoints.folder), field="--resume")
     _same_run(found, _kept(loop)["run"])
     if found.step >= loop.run.steps and not loop.run.auto_resume:
         problem = f"is {loop.run.steps} in all, the run is at step {found.step} already"
         raise InputError(problem, file=str(found.path), field="--steps", valid=f"more than {found.step}")
     if not checkpoints.load(found, loop.part, loop.optimizer):
         say("changed", name="compression", before="what was unsaid of another plan's gradients", now="left out")
-    if found.facts.get("job", {}).get("precision") == loop.job.precision:
-        loop.scale = LossScale(**found.facts["scale"])
-    loop.guard = Guard(**found.facts.get("guard", {}))
-    if loop.dynamic:
-        loop.dynamic.restore(found.facts.get("products", {}))
+    _restore(loop, found)
     now = _kept(loop)["job"]
     for name, before in found.facts.get("job", {}).items():
         if now[name] != before:
             say("changed", name=name, before=before, now=now[name])
     say("resumed", step=found.step, checkpoint=str(found.path))
     return found.step
+
+
+def _begin_anew(folder: Path, wrong: str, say: Callable[..., None]) -> None:
+    """Say that a run that could have gone on begins at its first step."""
+    say("anew", step=0, problem=wrong)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(f"{folder}: {wrong}; the run begins at step 1", file=sys.stderr)
+
+
+def _restore(loop: Loop, found: Found) -> None:
+    """Put back what a checkpoint holds beside weights and the optimizer's states."""
+    if found.facts.get("job", {}).get("precision") == loop.job.precision:
+        loop.scale = LossScale(**found.facts["scale"])
+    loop.guard = Guard(**found.facts.get("guard", {}))
+    if loop.dynamic:
+        loop.dynamic.restore(found.facts.get("products", {}))
 
 
 def _same_run(found: Found, now: dict[str, Any]) -> None:
@@ -281,7 +311,12 @@ def _trace(run: Training, rank: int) -> Iterator[Callable[[], None]]:
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
+        file = folder / f"rank{rank}.json"
+        profiler.export_chrome_trace(str(file))
+        half = folder / f"{file.name}.tmp"  # PyTorch writes there, and says nothing if the disk refuses
+        if half.exists():
+            half.unlink()
+            raise TrainingFailed(f"{file}: cannot be written whole; is the disk full?")
 
     schedule = torch.profiler.schedule(skip_first=1, wait=0, warmup=1, active=3, repeat=1)
     with torch.profiler.profile(
