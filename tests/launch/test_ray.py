@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import meshwright as mw
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, TrainingFailed
 from meshwright.launch import ray_driver
 from meshwright.launch.front import Where, requested
 from meshwright.observe.report.document import document
@@ -72,9 +72,9 @@ def test_three_actors_on_two_nodes_find_the_losses_of_one_process(cluster: str, 
 
 def test_a_mistake_in_a_process_is_said_once(cluster: str) -> None:
     """Rates that high end in no numbers: both processes find it, one error comes back, as it was raised."""
-    with pytest.raises(InputError, match="no finite numbers") as found:
+    with pytest.raises(TrainingFailed, match="no finite numbers") as found:
         train(cluster, {**UNLIKE, "cluster": "2xcpu", "stages": [], "dp": 2}, steps=60, lr=1e30, clip=0.0)
-    assert found.value.exit_code == 2
+    assert found.value.exit_code == 1
     assert not ray.is_initialized()
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_a_run_after_a_step_with_a_checkpoint(cluster: str, tmp_path
     assert json.loads(process.stdout.readline())["step"] == 1
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "stopping after this step; again: at once\n")
+    assert (process.returncode, err) == (3, "SIGINT: stopping after this step; again: at once\n")
     assert latest(tmp_path / "run/checkpoints")[0] is not None
 
 

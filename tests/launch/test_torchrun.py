@@ -26,9 +26,10 @@ def parsed(script: str) -> list[tuple[dict[str, str], Any]]:
         if line.startswith("#"):
             continue
         words = shlex.split(line)
-        start = words.index("torchrun")
+        start = words.index("python")
+        assert tuple(words[start : start + 3]) == torchrun.AGENT
         found.append(
-            (dict(word.split("=", 1) for word in words[:start]), get_args_parser().parse_args(words[start + 1 :]))
+            (dict(word.split("=", 1) for word in words[:start]), get_args_parser().parse_args(words[start + 3 :]))
         )
     return found
 
@@ -70,7 +71,7 @@ def test_two_nodes_of_unequal_size_train(tmp_path: Path, meshwright: Run) -> Non
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     nodes = []
     for line in reversed(lines):  # the last node may well come first
-        words = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:]]
+        words = [sys.executable, *shlex.split(line)[1:]]
         nodes.append(subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True))
     for node in nodes:
         _, err = node.communicate(timeout=90)

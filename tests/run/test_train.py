@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.checkpoint import latest
 from meshwright.run.data import open_data
-from meshwright.run.launch import AT_ONCE, Work
+from meshwright.run.launch import Work
 from meshwright.run.models import build
 from meshwright.run.options import Training
-from meshwright.run.worker import told
+from meshwright.run.stop_signals import AT_ONCE
+from meshwright.run.worker import described
 from tests.run.families import CONFIGS
 from tests.run.plans import pipeline, span, stage
 
@@ -112,7 +114,7 @@ def test_stop_resume_under_another_plan_and_export(tmp_path: Path) -> None:
     lines = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGTERM)
     more, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 3, err
     done = len(lines) + len(more.splitlines())
     found, problems = latest(run / "checkpoints")
     assert found is not None
@@ -146,7 +148,7 @@ def test_ctrl_c_reaches_all_processes_and_a_checkpoint_is_kept(tmp_path: Path) -
     process.stdout.readline()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 3, err
     assert latest(run / "checkpoints")[0] is not None
 
 
@@ -202,7 +204,7 @@ def test_a_lost_process_ends_the_run_with_one_message(zero: int | None, tmp_path
     assert time.monotonic() - begun < 30
     assert process.returncode == 1
     assert len(err.splitlines()) == 1, err
-    assert "was ended by SIGKILL" in err
+    assert re.fullmatch(rf"error: rank \d \(\S+, process {worker}\) was ended in .*: was ended by SIGKILL: .*\n", err)
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_evaluation_is_over_what_is_held_out() -> None:
         (["--init-from", "nowhere"], "nowhere: --init-from: no such folder", 2),
         (["--resume"], "--resume: needs the run's folder", 2),
         (["--output", "empty", "--resume"], "holds no whole checkpoint", 2),
-        (["--lr", "1e30", "--steps", "60", "--clip", "0"], "no finite numbers", 2),
+        (["--lr", "1e30", "--steps", "60", "--clip", "0"], "no finite numbers", 1),
         (["--output", "small.txt"], "small.txt", 2),
         (["--lr", "inf"], "--lr: expected a number < 1e+38", 2),
         (["--weight-decay", "inf"], "--weight-decay: expected", 2),
@@ -323,7 +325,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert err.splitlines() == ["stopping after this step; again: at once", f"error: {AT_ONCE}"]
+    assert err.splitlines() == ["SIGTERM: stopping after this step; again: at once", f"error: {AT_ONCE}"]
 
 
 def test_what_a_run_is_of_cannot_change(tmp_path: Path) -> None:
@@ -344,8 +346,8 @@ def test_memory_that_runs_out_is_said() -> None:
     ):
         wrapped = RuntimeError("stage 0 failed")
         wrapped.__cause__ = error
-        assert "rank 0: out of memory" in str(told(wrapped, work))
-        assert "recompute=full" in str(told(wrapped, work))
+        assert "rank 0: out of memory" in str(described(wrapped, work))
+        assert "recompute=full" in str(described(wrapped, work))
 
 
 def test_json_tells_evaluations_too(tmp_path: Path) -> None:

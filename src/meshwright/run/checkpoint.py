@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from meshwright.run.folder_checks import unwritable
 from meshwright.run.optimizers.choose import restore
 from meshwright.run.parallel import Parallel
 from meshwright.run.unsaid import restore_unsaid, unsaid_in, unsaid_of, was_left_out
+from meshwright.run.watchdog import SAVING
 
 __all__ = ["Checkpoints", "Found", "damage", "latest"]
 
@@ -52,7 +54,7 @@ class Checkpoints:
         self.folder, self.keep, self._hold = Path(folder), keep, hold or Hold("unlocked")
         together = dist.is_initialized() and dist.get_world_size() > 1
         # A group of its own: the background thread speaks while training does.
-        self._group = dist.new_group(backend="gloo") if together else None
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING)) if together else None
         self._rank: int = dist.get_rank() if together else 0
         self._ranks: int = dist.get_world_size() if together else 1
         self._writing: threading.Thread | None = None

@@ -255,7 +255,7 @@ def _begin_anew(folder: Path, wrong: str, say: Callable[..., None]) -> None:
     """Say that a run that could have gone on begins at its first step."""
     say("anew", step=0, problem=wrong)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        print(f"{folder}: {wrong}; the run begins at step 1", file=sys.stderr)
+        print(f"{folder}: {wrong}; the run begins at step 1", file=sys.stderr)  # noqa: T201
 
 
 def _restore(loop: Loop, found: Found) -> None:
