@@ -127,11 +127,13 @@ def test_an_export_to_another_framework(meshwright: Run, small_disk: Callable[[i
     assert not folder.exists()
 
 
-def test_a_run_that_cannot_write_its_plan(meshwright: Run, small_disk: Callable[[int], Path]) -> None:
+def test_a_run_that_cannot_write_its_lock(meshwright: Run, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(4)
     (disk / "taken").write_bytes(b"x" * 4 * KIB)
     arguments = ["train", "tiny-llama", "--seq", "16", "--batch", "4", "--steps", "1", "--data", "synthetic"]
-    one_message(meshwright(*arguments, "--plan", "dp=1", "--output", str(disk)), f"{disk}/plan.json")
+    done = meshwright(*arguments, "--plan", "dp=1", "--output", str(disk))
+    said = f"error: {disk}/run.lock: the disk is full; the last whole checkpoint is kept"
+    assert (done.returncode, done.stderr.splitlines()) == (1, [said])
     assert names(disk) == ["taken"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from meshwright.errors import InputError
 from meshwright.launch.kubernetes import Kind, manifests, text
 from meshwright.launch.pods import Site
 from meshwright.launch.request import Request
+from meshwright.launch.torchrun import AGENT
 from meshwright.run.options import Training
 from tests.launch.plans import request, using
 
@@ -36,10 +38,11 @@ def command(spec: dict[str, Any], **environment: str) -> Any:
     """torchrun's arguments in a pod with an environment, as a shell would make them."""
     shell, flag, line = spec["containers"][0]["command"]
     assert (shell, flag) == ("/bin/sh", "-c")
-    assert line.startswith("exec torchrun ")
+    agent = f"exec {shlex.join(AGENT)} "
+    assert line.startswith(agent)
     # Kubernetes' own reading of a command: $$ is $, $(NAME) a variable; others stay (API reference, Container.command).
     assert not re.search(r"(?<!\$)\$\([A-Z]", line)
-    echo = line.replace("exec torchrun", "printf '%s\\n'", 1).replace("$$", "$")
+    echo = line.replace(agent, "printf '%s\\n' ", 1).replace("$$", "$")
     done = subprocess.run([shell, flag, echo], env=environment, capture_output=True, text=True, check=True)
     return get_args_parser().parse_args(done.stdout.splitlines())
 

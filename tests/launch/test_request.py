@@ -24,7 +24,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "clip": st.floats(0, 9), "weight_decay": st.floats(0, 1), "evaluate_every": st.integers(0, 9), "output": words,
     "save_every": st.integers(0, 9), "keep": st.integers(1, 9), "resume": st.booleans(), "auto_resume": st.booleans(),
     "init_from": words, "export": words, "lora": st.integers(0, 64), "dynamic": st.booleans(), "guard": st.booleans(),
-    "profile": words, "balance": st.sampled_from(["sample", "batch"]),
+    "profile": words, "wait": st.floats(0, 99), "balance": st.sampled_from(["sample", "batch"]),
 }  # fmt: skip
 
 

@@ -244,6 +244,8 @@ class _Watch:
         self._take()
         if self._failures or self._lost:
             raise self._reason()
+        if other := set(self._codes) - {0, STOPPED}:
+            raise TrainingFailed(f"a rank ended with code {min(other)}")
         if STOPPED not in self._codes:
             return 0
         if not self._stopped_event:  # before the first step: nobody was listening yet

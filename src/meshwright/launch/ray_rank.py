@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,25 @@ class Rank:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as Ray starts its workers
             signal.signal(signal.SIGINT, signal.default_int_handler)
         near = process if machine == this_machine() else 0
-        sender = Sender(int(place["RANK"]), messages.put, quiet_exit, near, messages.read)
-        return work_for(work, sender, ours=False)
+
+        def finish(code: int) -> None:
+            """End this process where its main thread waits for others, and else the call: Ray reports lost workers."""
+            if threading.current_thread() is not threading.main_thread():
+                quiet_exit(code)
+            raise _Left(code)
+
+        try:
+            return work_for(work, Sender(int(place["RANK"]), messages.put, finish, near, messages.read), ours=False)
+        except _Left as left:
+            return left.code
+
+
+class _Left(Exception):
+    """Training has ended too early, with an exit code; what ended it was sent."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class Messages:
