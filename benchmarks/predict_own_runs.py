@@ -14,6 +14,8 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ from meshwright.run.loop import advance, begin
 from meshwright.run.options import Training
 from meshwright.run.torch_private import grow_segments
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def on_processes(only: list[str]) -> list[dict[str, Any]]:
     from meshwright.measure.front import measure
 
     rows = []
+    print(f"{'':28}{'threads':>8}{'said ms':>10}{'took':>9}{'':8}{'said MiB':>10}{'took':>9}{'':8}{'tensors':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for count in (1, 2, 4):
             cases = [case for case in PROCESSES if case.processes == count and (not only or case.name in only)]
@@ -153,20 +156,40 @@ def on_processes(only: list[str]) -> list[dict[str, Any]]:
             path = f"{folder}/{count}.toml"
             measure(path, count)
             plans = [mw.Plan.of({"micro_batches": 1, **c.plan}, c.job(mw.Cluster.load(path), "fp32")) for c in cases]
+            promises = [mw.estimate(plan.resolve(), plan) for plan in plans]
             # Minutes apart, for other work comes and goes on a shared machine: the least disturbed of three counts.
-            medians = [[_trained(plan) for plan in plans] for _ in range(3)]
-            for case, plan, found in zip(cases, plans, map(min, *medians), strict=True):
-                promised = mw.estimate(plan.resolve(), plan).step_seconds
-                print(f"{count} x {case.name:24}{1e3 * promised:10.1f}{1e3 * found:10.1f}{promised / found - 1:+8.1%}",
-                      flush=True)  # fmt: skip
-                rows.append({"case": asdict(case), "predicted": {"seconds": promised}, "measured": {"seconds": found}})
+            runs = [[_trained(plan, f"{folder}/plan.json") for plan in plans] for _ in range(3)]
+            for case, promised, *found in zip(cases, promises, *runs, strict=True):
+                seconds = min(one[0] for one in found)
+                process, tensors = found[0][1:]
+                memory = promised.memory[0].total
+                print(
+                    f"{count} x {case.name:24}{_threads(count):8}{1e3 * promised.step_seconds:10.1f}{1e3 * seconds:9.1f}"
+                    f"{promised.step_seconds / seconds - 1:+8.1%}{memory / MIB:10.0f}{process / MIB:9.0f}"
+                    f"{memory / process - 1:+8.1%}{tensors / MIB:9.0f}",
+                    flush=True,
+                )
+                predicted = {"seconds": promised.step_seconds, "process": memory}
+                rows.append({"case": asdict(case), "predicted": predicted,
+                             "measured": {"seconds": seconds, "process": process, "tensors": tensors}})  # fmt: skip
     return rows
 
 
-def _trained(plan: mw.Plan) -> float:
-    """Median seconds of a step of a run of its own."""
-    times = [event["step_time_s"] for event in mw.train(plan, steps=14, lr=1e-4) if event["event"] == "step"]
-    return statistics.median(times[4:])
+def _threads(processes: int) -> int:
+    """Return the threads of each of so many processes of this machine, by the runtime's own rule."""
+    command = f"from meshwright.run.threads import share_cores; print(share_cores({processes}))"
+    return int(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
+
+
+def _trained(plan: mw.Plan, file: str) -> tuple[float, int, int]:
+    """Return the median seconds of a step of a run of its own, and the most memory of rank 0: all of it, tensors."""
+    plan.save(file)
+    command = [sys.executable, "-m", "meshwright", "train", "--plan", file, "--steps", "14", "--lr", "1e-4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
+    last = steps[-1]
+    times = [step["step_time_s"] for step in steps[4:]]
+    return statistics.median(times), last["peak_memory_bytes"], last.get("peak_tensor_bytes", 0)
 
 
 def main() -> None:
@@ -179,7 +202,7 @@ def main() -> None:
     rows = on_one_device(chosen.cluster, only, chosen.json) if torch.cuda.is_available() else on_processes(only)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(rows, indent=1))
-    for what in ("seconds", "allocated"):
+    for what in ("seconds", "allocated", "process"):
         errors = [abs(row["predicted"][what] / row["measured"][what] - 1) for row in rows if what in row["measured"]]
         if errors:
             print(f"{what}: largest error {max(errors):.1%}, mean {sum(errors) / len(errors):.1%}")

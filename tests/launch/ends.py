@@ -40,6 +40,7 @@ class Running:
     find: Callable[[], dict[str, int]]  # processes by their part: launcher, agent, first, last
     parts: dict[str, int] = field(default_factory=dict)
     family: set[int] = field(default_factory=set)
+    silent: bool = False  # whoever manages the ranks may end them before they speak
 
     def begin(self) -> None:
         """Wait for two steps, and note all processes."""
@@ -214,7 +215,7 @@ def ray(folder: Path, address: str) -> Iterator[Running]:
         by_rank = sorted(actors, key=lambda pid: _rank_of(folder / "run", pid))
         return {"launcher": one.pid, "first": by_rank[0], "last": by_rank[1]}
 
-    with _killed_at_the_end(Running(folder, [one], find)) as running:
+    with _killed_at_the_end(Running(folder, [one], find, silent=True)) as running:
         yield running
 
 

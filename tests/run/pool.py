@@ -6,6 +6,7 @@ They are forked from a server that has imported torch and done nothing with it: 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -83,6 +84,8 @@ def close_all() -> None:
 
 def _work(rank: int, size: int, store: str, end: Connection) -> None:
     torch.set_num_threads(1)
+    # PyTorch keeps the last 2,000 collectives for its flight recorder: until then memory grows, which is no leak.
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=_SECONDS)
     )

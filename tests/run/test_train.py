@@ -328,6 +328,32 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
     assert err.splitlines() == ["SIGTERM: stopping after this step; again: at once", f"error: {AT_ONCE}"]
 
 
+PROGRAM = """
+import sys
+import meshwright as mw
+job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1xcpu"), 4, seq_len=32, precision="fp32")
+plan = mw.Plan.of({"micro_batches": 2}, job)
+try:
+    mw.train(plan, steps=100000, output="run", tell=lambda event: print(event["event"], flush=True))
+except KeyboardInterrupt:
+    sys.exit(77)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 77)])
+def test_a_program_gets_the_signal_after_the_run_has_saved(number: int, code: int, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "step\n":
+        pass
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out.splitlines()[-1] == "stopped"
+    assert latest(tmp_path / "run/checkpoints")[0] is not None
+
+
 def test_what_a_run_is_of_cannot_change(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     mw.train(plan(), steps=1, output=run)

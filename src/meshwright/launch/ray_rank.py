@@ -39,8 +39,7 @@ class Rank:
 
         os.environ.update(place)
         machine, process = driver
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as Ray starts its workers
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # Ray starts its workers without it
         near = process if machine == this_machine() else 0
 
         def finish(code: int) -> None:
