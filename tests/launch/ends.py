@@ -212,7 +212,7 @@ def ray(folder: Path, address: str) -> Iterator[Running]:
     def find() -> dict[str, int]:
         rows = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         actors = [int(row.split()[0]) for row in rows.splitlines() if "ray::Rank" in row]
-        by_rank = sorted(actors, key=lambda pid: _rank_of(folder / "run", pid))
+        by_rank = {_rank_of(folder / "run", pid): pid for pid in actors}  # there may be actors of others
         return {"launcher": one.pid, "first": by_rank[0], "last": by_rank[1]}
 
     with _killed_at_the_end(Running(folder, [one], find, silent=True)) as running:
@@ -226,7 +226,7 @@ def _rank_of(run: Path, pid: int) -> int:
             match = re.fullmatch(rf"{re.escape(str(run))}/events-?(\d*)\.jsonl", os.readlink(descriptor))
             if match:
                 return int(match[1] or 0)
-    return 0
+    return -1
 
 
 @contextlib.contextmanager

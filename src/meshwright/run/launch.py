@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from typing import Any
 
 from meshwright.errors import STOPPED, InputError, TrainingFailed
@@ -81,7 +82,8 @@ def _local(work: Work, tell: Callable[[Event], None]) -> int:
     store = store_of_ranks()
     work = replace(work, port=store.port)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["meshwright.run.rank_server"])
+    context.set_forkserver_preload(["meshwright.run.worker"])
+    _start_server()
     messages: Any = context.Queue()
     processes = [
         context.Process(
@@ -208,6 +210,18 @@ def ended_by(code: int) -> str:
         return f"ended with code {code}"
     name = signal.Signals(-code).name
     return f"was ended by {name}{': was it out of memory?' if name == 'SIGKILL' else ''}"
+
+
+def _start_server() -> None:
+    """Start the server that ranks are forked from, deaf to signals that go to the whole process group.
+
+    Exit codes of ranks come through it. It takes over the mask of this thread; what comes meanwhile is delivered after.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(processes: list[Any]) -> None:

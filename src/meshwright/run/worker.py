@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from meshwright.run.heartbeat import Cause
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import Work, quiet_exit
 from meshwright.run.loop import Prediction, train
-from meshwright.run.stop_signals import AT_ONCE, StopSignals
+from meshwright.run.stop_signals import AT_ONCE, SIGNALS, StopSignals
 from meshwright.run.threads import share_cores
 from meshwright.run.torch_private import grow_segments, limit_collectives
 from meshwright.run.watchdog import JOINING, Member, Watchdog, limit_of
@@ -83,9 +84,7 @@ def work_together(work: Work, rank: int, local_rank: int, tell: Tell, *, ours: b
 
 def work_locally(work: Work, rank: int, messages: Any, launcher: int) -> None:
     """Train as one of the processes that `launch` starts; `launcher` is its process, which keeps the store."""
-    from meshwright.run.rank_server import listen
-
-    listen()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the server it was forked from is deaf to them
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": work.world, "LOCAL_WORLD_SIZE": work.world}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), TORCHELASTIC_USE_AGENT_STORE="True")
