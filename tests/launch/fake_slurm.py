@@ -113,10 +113,15 @@ def srun(words: list[str]) -> int:
                 own = {"SLURM_PROCID": len(tasks), "SLURM_LOCALID": local, "SLURM_CPUS_ON_NODE": 1}
                 environment = os.environ | {name: str(value) for name, value in own.items()}
                 log = open(given["output"].replace("%j", JOB).replace("%N", node), "a")  # noqa: SIM115
-                tasks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+                tasks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=_fresh))
     (STATE / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
     codes = [task.wait() for task in tasks]
     return max(abs(code) for code in codes)
+
+
+def _fresh() -> None:
+    """slurmstepd starts tasks, not the script, whose background jobs ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def scontrol(words: list[str]) -> int:
