@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from meshwright.cluster import Device
+from meshwright.cluster import Device, Group
 from meshwright.cluster.measured import Measured
 from meshwright.cost.residuals import residual_bytes
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
@@ -31,7 +31,10 @@ from meshwright.plan.spans import alike, layers_of, sort_of
 from meshwright.units import size
 
 OURS = RUNTIMES["meshwright"]
-_PROCESS = 4.0e8  # bytes on processors beside tensors: resident after the first kernels (docs/measurements.md)
+# On processors, resident beside tensors once the first kernels have run (docs/measurements.md): a process that has started
+# as one, and one forked from a server, which has not touched all of PyTorch's pages.
+_PROCESS, _FORKED = 4.4e8, 3.1e8  # bytes
+_MALLOC = 0.5  # bytes that malloc leaves between blocks of other sizes, per byte of activations and temporaries
 Array = Any
 
 
@@ -170,22 +173,31 @@ def _device_memory(
     activations, on_host = max(mix.activations for mix in mixes), max(mix.host for mix in mixes)
     stage = pipeline.stages[mine[0]]
     loose = activations + working + communication
-    reserved, context = overheads(home.device, runtime)
+    reserved, context = loose_share(home.device, runtime), process_bytes(home, runtime)
     return StageMemory(
         devices=stage.devices, capacity=home.device.memory, parameters=round(states.parameters),
         gradients=round(states.gradients), optimizer=round(states.optimizer), activations=round(activations),
         swapped_in=round(_parked_here(job, pipeline, set(mine), groups, runtime)), working=round(working),
-        communication=round(communication), fragmentation=round(reserved * loose), context=round(context),
+        communication=round(communication), fragmentation=round(reserved * loose),
+        context=round(context),
         host=round(states.host + on_host), host_capacity=home.host_memory // home.devices_per_node,
     )  # fmt: skip
 
 
-def overheads(device: Device, runtime: Runtime) -> tuple[float, float]:
-    """What the allocator reserves beyond each byte of activations and temporaries, and the bytes of a process."""
-    seen = device.measured or Measured()
-    reserved = runtime.fragmentation if seen.fragmentation is None else seen.fragmentation
-    usual = _PROCESS if device.architecture == "cpu" else runtime.context
-    return reserved, usual if seen.context is None else seen.context
+def loose_share(device: Device, runtime: Runtime) -> float:
+    """Return the bytes that the allocator reserves beyond each byte of activations and temporaries."""
+    usual = _MALLOC if device.architecture == "cpu" else runtime.fragmentation
+    seen = (device.measured or Measured()).fragmentation
+    return usual if seen is None else seen
+
+
+def process_bytes(home: Group, runtime: Runtime) -> float:
+    """Return the bytes of a process beside its tensors: the driver, kernels and communicators, or the program itself."""
+    usual = runtime.context
+    if home.device.architecture == "cpu":
+        usual = _PROCESS if home.devices_per_node == 1 else _FORKED
+    seen = (home.device.measured or Measured()).context
+    return usual if seen is None else seen
 
 
 def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, int]]:
@@ -237,7 +249,7 @@ def taken_over(job: Job, layer: Layer, span: Span, ways: Ways, device: Device, r
     """Bytes of a layer's gradients that lie where its activations were, which the same backward pass frees."""
     gradients = float(state_bytes(job, [(layer, 1)], ways, runtime, once=True).gradients)
     kept = float(layer.kept_bytes(ways.cut, span.recompute) * ways.here)
-    return float(min(gradients, (1 + overheads(device, runtime)[0]) * kept))
+    return float(min(gradients, (1 + loose_share(device, runtime)) * kept))
 
 
 def state_bytes(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-_TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_TRIM, _MMAP, _ARENAS = -1, -3, -8  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 _ALWAYS = 2**31 - 1
 _EVERY = 0.005  # seconds between two samples: each takes microseconds, and PyTorch computes meanwhile
 
@@ -30,6 +30,7 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP, 2**30)
         mallopt(_TRIM, _ALWAYS)
+        mallopt(_ARENAS, 1)  # what the backward pass's thread frees, the forward pass's can have
 
 
 class Peaks:

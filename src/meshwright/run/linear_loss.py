@@ -95,7 +95,7 @@ def _scale(x: Tensor, by: Tensor) -> None:
 def _losses(
     logits: Tensor, targets: Tensor, line: Line, first: int, ignored: int, gradients: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses of (token,), and the gradients of their logits, which overwrite them on CUDA devices."""
+    """Return losses of (token,), and the gradients of their logits, which overwrite them."""
     if fused(logits):
         from meshwright.run.kernels.triton import cross_entropy as kernel
 
@@ -109,11 +109,14 @@ def _losses(
     mine = (at >= 0) & (at < wide.shape[1])
     most = wide.amax(dim=1)
     chosen = wide.gather(1, at.where(mine, 0)[:, None])[:, 0] * mine
-    log_total, chosen = _over(line, most, (wide - most[:, None]).exp().sum(dim=1), chosen)
+    # In place wherever that can be: each copy of the logits would be the largest tensor of a step.
+    log_total, chosen = _over(line, most, (wide - most[:, None]).exp_().sum(dim=1), chosen)
     losses = (log_total - chosen).where(targets != ignored, 0.0)
-    wide = (wide - log_total[:, None]).exp()
+    if not gradients:
+        return losses, wide
+    wide.sub_(log_total[:, None]).exp_()
     wide[mine.nonzero()[:, 0], at[mine]] -= 1.0
-    return losses, (wide * (targets != ignored)[:, None]).to(logits.dtype)
+    return losses, wide.mul_((targets != ignored)[:, None]).to(logits.dtype)
 
 
 def _over(line: Line, most: Tensor, total: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layer import layer_times
-from meshwright.cost.memory import Bytes, overheads, state_bytes
+from meshwright.cost.memory import Bytes, loose_share, state_bytes
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
@@ -288,7 +288,7 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     for i, bytes_ in grown.items():
         # A byte that is kept counts with what the allocator reserves beside it; one of a gradient does not.
         out["states"][i] -= bytes_
-        out["kept"][:, i] = np.maximum(out["kept"][:, i], bytes_ / (1 + overheads(site.device, site.runtime)[0]))
+        out["kept"][:, i] = np.maximum(out["kept"][:, i], bytes_ / (1 + loose_share(site.device, site.runtime)))
     return Prices(choices=choices, **out)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.memory import overheads
+from meshwright.cost.memory import loose_share, process_bytes
 from meshwright.cost.runtime import Runtime
 from meshwright.plan import Job
 from meshwright.search.modes import Mode
@@ -37,7 +37,7 @@ class Room:
     @staticmethod
     def of(job: Job, runtime: Runtime) -> Room:
         group = job.cluster.groups[0]
-        reserved, context = overheads(group.device, runtime)
+        reserved, context = loose_share(group.device, runtime), process_bytes(group, runtime)
         host = group.host_memory // group.devices_per_node
         # An estimate rounds every part to whole bytes: leave room for that.
         return Room(float(group.device.memory) - 5, float(host) - 2, context, 1 + reserved)
