@@ -225,10 +225,11 @@ def _start_server() -> None:
 
 
 def _end(processes: list[Any]) -> None:
-    for process in processes:
+    begun = [process for process in processes if process.pid is not None]
+    for process in begun:
         if process.is_alive():
             process.kill()
-    for process in processes:
+    for process in begun:
         process.join()
 
 
