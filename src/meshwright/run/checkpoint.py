@@ -35,8 +35,8 @@ from meshwright.run.checkpoint_files import (
     write_manifest,
 )
 from meshwright.run.checkpoint_state import Loader, Pieces, Saver, state_of, states_of
-from meshwright.run.folder import Hold, on_first_rank
 from meshwright.run.folder_checks import unwritable
+from meshwright.run.folder_hold import Hold, on_first_rank
 from meshwright.run.optimizers.choose import restore
 from meshwright.run.parallel import Parallel
 from meshwright.run.unsaid import restore_unsaid, unsaid_in, unsaid_of, was_left_out

@@ -40,7 +40,7 @@ class Written(Table, frozen=True):
 
 
 class Part(Table, frozen=True):
-    """What one rank wrote."""
+    """The files that one rank wrote."""
 
     rank: int
     run: str

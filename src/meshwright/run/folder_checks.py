@@ -1,4 +1,4 @@
-"""What a run's folder and a disk refuse, in one message each; nothing here needs torch."""
+"""One message for each thing that a run's folder or a disk refuses; nothing here needs torch."""
 
 from __future__ import annotations
 

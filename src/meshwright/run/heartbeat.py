@@ -53,7 +53,7 @@ class Beat:
 
 @dataclass
 class News:
-    """What the last look into the store found."""
+    """News of other ranks, from the last look into the store."""
 
     stop: int = 0  # a signal that another rank was sent
     failure: Cause | None = None  # of another rank, in its own words

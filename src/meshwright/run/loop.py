@@ -24,7 +24,7 @@ from meshwright.run.data import Source, open_data
 from meshwright.run.dynamic import Dynamic
 from meshwright.run.events import Events
 from meshwright.run.feed import Feed
-from meshwright.run.folder import Hold, hold_folder
+from meshwright.run.folder_hold import Hold, hold_folder
 from meshwright.run.gathered import write_whole
 from meshwright.run.guard import Guard
 from meshwright.run.host_memory import Peaks

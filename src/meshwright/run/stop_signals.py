@@ -83,7 +83,7 @@ class StopSignals:
 
 
 class Asked:
-    """What the signals mean together: the first asks to stop, a later Ctrl-C to end at once."""
+    """Reads the signals together: the first asks to stop, a later Ctrl-C to end at once."""
 
     def __init__(self) -> None:
         self.number, self.at_once = 0, False

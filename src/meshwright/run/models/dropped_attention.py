@@ -111,7 +111,7 @@ def _pieces(q: Tensor, k: Tensor) -> Iterator[tuple[int, slice]]:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, sample: int, rows: slice, source: int, pairs: Pairs
 ) -> tuple[Tensor, Tensor]:
-    """Of one sample: (head, query, dim) and (head, query, 1)."""
+    """Return, for one sample, (head, query, dim) and (head, query, 1)."""
     scores = q.float() @ k.float().transpose(1, 2) * pairs.scale
     scores = scores.masked_fill(~pairs.seen(sample, rows, source), NEVER)
     weight = scores.logsumexp(dim=-1, keepdim=True)
