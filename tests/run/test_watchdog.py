@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from meshwright.run.apply import apply
 from meshwright.run.heartbeat import ENDED, Beat, Cause, Heartbeat, culprits
 from meshwright.run.stop_signals import Asked, StopSignals
 from meshwright.run.torch_private import limit_collectives
-from meshwright.run.watchdog import limit_of
+from meshwright.run.watchdog import Member, Watchdog, limit_of
 from tests.run.families import CONFIGS
 from tests.run.parity import plan_of
 from tests.run.pool import pool
@@ -150,6 +151,18 @@ def test_the_first_signal_asks_and_a_later_one_ends() -> None:
     assert not asked.at_once
     asked.add(signal.SIGINT, again=True)
     assert asked.at_once
+
+
+def test_a_launcher_that_was_gone_before_the_rank_began_is_noticed(child: subprocess.Popen[bytes]) -> None:
+    """Else the rank would try for ten minutes to join a store that nobody keeps."""
+    child.kill()
+    child.wait()
+    ends: queue.Queue[Cause] = queue.Queue()
+    with StopSignals() as signals:
+        watchdog = Watchdog(Member(launcher=child.pid), signals, ends.put)
+        found = ends.get(timeout=5)
+        watchdog.close()
+    assert f"its launcher (process {child.pid}) was ended in starting" in found.text
 
 
 def test_signals_are_heard_by_a_thread() -> None:

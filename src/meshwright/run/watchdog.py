@@ -188,8 +188,8 @@ class Watchdog:
 
     def _look_at_launcher(self, now: float) -> None:
         launcher = self._member.launcher
-        if launcher and self._born:
-            state = state_of(launcher, self._born)
+        if launcher and self._started:  # processes can be seen here
+            state = state_of(launcher, self._born) if self._born else ""  # it was gone before this one looked
             if state in ("", "Z"):
                 text = f"{self._name()}: its launcher (process {launcher}) was ended in {self._phase.name}"
                 self._end(Cause(text, mine=self.failed(Cause(text))))
