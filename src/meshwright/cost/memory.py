@@ -162,7 +162,7 @@ def _device_memory(
     states, moment, once = Bytes(), Transient(), pipeline.micro_batches == 1
     for span, number in _alike(job, spans, copies):
         states += _states(job, span, copies, share(span), once, home.device, runtime) * number
-        moment = moment.fuller(transient(job, span, share(span), runtime, once=once))
+        moment = moment.fuller(transient(job, span, share(span), runtime, once=once, gloo=is_processor(home.device)))
     working = moment.working + weight_gradient_buffers(job, spans, cuts, runtime)
     communication = moment.communication + _receive_buffers(job, pipeline, mine, runtime)
     each = [_activations(job, pipeline, s, held, share, runtime) for s in mine]
@@ -184,9 +184,14 @@ def _device_memory(
     )  # fmt: skip
 
 
+def is_processor(device: Device) -> bool:
+    """Return whether the processors of a node compute: memory is malloc's, and gloo sums."""
+    return device.architecture == "cpu"
+
+
 def loose_share(device: Device, runtime: Runtime) -> float:
     """Return the bytes that the allocator reserves beyond each byte of activations and temporaries."""
-    usual = _MALLOC if device.architecture == "cpu" else runtime.fragmentation
+    usual = _MALLOC if is_processor(device) else runtime.fragmentation
     seen = (device.measured or Measured()).fragmentation
     return usual if seen is None else seen
 
@@ -194,7 +199,7 @@ def loose_share(device: Device, runtime: Runtime) -> float:
 def process_bytes(home: Group, runtime: Runtime) -> float:
     """Return the bytes of a process beside its tensors: the driver, kernels and communicators, or the program itself."""
     usual = runtime.context
-    if home.device.architecture == "cpu":
+    if is_processor(home.device):
         usual = _PROCESS if home.devices_per_node == 1 else _FORKED
     seen = (home.device.measured or Measured()).context
     return usual if seen is None else seen
@@ -274,9 +279,14 @@ def state_bytes(
         bare = not runtime.master_copy or job.optimizer in runtime.without_master
         master = np.where(one_copy | bare, 0.0, p.master)
         parameters = count * size / np.where(zero >= 3, shards, 1)
+        # Gathered weights stay beside the own shards, which nothing else counts where they are no wider.
+        beside = (zero > 0) & (zero < 3) & (np.asarray(shards) > 1) & (p.master == 0) & runtime.one_copy_of_parameters
+        parameters = parameters + beside * count * p.parameter / shards
         narrow = np.asarray(once) & (np.asarray(shards) == 1) & runtime.narrow_gradients
         wide = np.where(narrow, p.parameter, min(p.gradient, runtime.accumulate_bytes))
         gradients = (count - still) * wide / np.where(zero >= 2, shards, 1)
+        flat = runtime.flat_sums & (zero == 0) & (np.asarray(replicas.count) > 1)
+        gradients = gradients + flat * (count - still) * 4
         states = master + extra + runtime.optimizer_temporary
         optimizer = (count - still) * states / np.where(zero >= 1, shards, 1)
         away = parameters * ways.offload_parameters + optimizer * ways.offload_optimizer

@@ -56,6 +56,7 @@ class Runtime:
     without_master: tuple[str, ...] = ()  # optimizers that update 16-bit parameters themselves, rounded at random
     # Gradients are made as the backward pass goes, in the place of the activations it frees; else they are always there.
     gradients_grow: bool = False
+    flat_sums: bool = False  # replicas sum float32 copies of whole gradients, which stay until the last sum (ZeRO 0)
     narrow_gradients: bool = False  # those of one micro-batch are of their weight's type where they are not sharded
     receive_buffers: bool = False  # a pipeline stage holds one for every micro-batch, forward and backward (PyTorch)
     # The end of a step
@@ -194,6 +195,7 @@ RUNTIMES = {
             loss_bytes=18.0,
             loss_in_chunks=True,
             without_master=("adamw-8bit",),
+            flat_sums=True,
             narrow_gradients=True,
             stops_early=True,
             # Eager kernels, by what they read and write: SwiGLU 5 tensors instead of 3; the loss in float32 in seven passes.

@@ -37,8 +37,13 @@ class Transient:
         return self if self.total >= other.total else other
 
 
-def transient(job: Job, span: Span, samples: int, runtime: Runtime, *, once: bool = False) -> Transient:
-    """The fullest moment of a span: the block whose backward pass needs most. `once`: a step is one micro-batch."""
+def transient(
+    job: Job, span: Span, samples: int, runtime: Runtime, *, once: bool = False, gloo: bool = False
+) -> Transient:
+    """Return the fullest moment of a span: the block whose backward pass needs most.
+
+    `once`: a step is one micro-batch; `gloo`: processors sum the gradients.
+    """
     most, seen = Transient(), set()
     ways = Ways.anywhere(span, samples, job, runtime)
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
@@ -47,16 +52,18 @@ def transient(job: Job, span: Span, samples: int, runtime: Runtime, *, once: boo
         if sort in seen:
             continue
         seen.add(sort)
-        most = most.fuller(moment(block, ways, span.recompute, runtime, once=once))
+        most = most.fuller(moment(block, ways, span.recompute, runtime, once=once, gloo=gloo))
     return most
 
 
-def moment(block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime, *, once: Array = False) -> Transient:
+def moment(
+    block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime, *, once: Array = False, gloo: bool = False
+) -> Transient:
     """The fullest moment of one block, or of a part of it."""
     cut = ways.cut
     again = sum(layer.kept_bytes(cut, "none") - ways.here * layer.kept_bytes(cut, recompute) for layer in block)
     working = np.maximum(again, 0.0) + gradient_bytes(block, cut, runtime, once=once)
-    return Transient(working, gathered_bytes(block, ways))
+    return Transient(working, gathered_bytes(block, ways, gloo=gloo))
 
 
 def gradient_bytes(block: list[Layer], cut: Slice, runtime: Runtime, *, once: Array = False) -> Array:
@@ -95,9 +102,13 @@ def _beside_logits(logits: Array, layer: Layer, cut: Slice, runtime: Runtime, on
     return np.maximum(logits, cast) + own
 
 
-def gathered_bytes(block: list[Layer], ways: Ways) -> Array:
-    """Weights fetched from elsewhere (the running block's and the next one's), whole gradients before they are
-    sharded, and the input that sequence parallelism gathers."""
+def gathered_bytes(block: list[Layer], ways: Ways, *, gloo: bool = False) -> Array:
+    """Return the bytes of weights fetched from elsewhere (the running block's and the next one's), of whole gradients
+    before they are sharded, and of the input that sequence parallelism gathers.
+
+    On processors `fully_shard` lays the gradients of a block into one buffer, and gloo sums a copy of that; the next
+    block's weights are not there yet.
+    """
     cut, zero = ways.cut, np.asarray(ways.zero)
     p = precision(cut.precision)
     experts = sum(layer.expert_parameters_on(cut) for layer in block)
@@ -106,7 +117,9 @@ def gathered_bytes(block: list[Layer], ways: Ways) -> Array:
     for count, replicas in ((dense, ways.dense), (experts, ways.experts)):
         sharded = np.asarray(replicas.shards) > 1
         fetched = (np.asarray(ways.offload_parameters) > 0) | ((zero == 3) & sharded)
-        total = total + fetched * 2 * count * p.parameter + ((zero >= 2) & sharded) * count * p.gradient
+        blocks = np.where(gloo & (zero == 3) & sharded, 1, 2)
+        buffers = 2 * (zero >= 1) if gloo else zero >= 2
+        total = total + fetched * blocks * count * p.parameter + buffers * sharded * count * p.gradient
     gathered = reduce(np.maximum, (layer.input_bytes(cut) for layer in block)) * cut.tp
     return total + (np.asarray(cut.sp, dtype=bool) & (np.asarray(cut.tp) > 1)) * gathered
 

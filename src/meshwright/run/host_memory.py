@@ -19,6 +19,7 @@ import torch
 
 _TRIM, _MMAP, _ARENAS = -1, -3, -8  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 _ALWAYS = 2**31 - 1
+_LARGE = 2**26  # bytes; larger blocks are pages of their own: a heap would break up under them, and be twice as large
 _EVERY = 0.005  # seconds between two samples: each takes microseconds, and PyTorch computes meanwhile
 
 
@@ -28,7 +29,7 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP, 2**30)
+        mallopt(_MMAP, _LARGE)
         mallopt(_TRIM, _ALWAYS)
         mallopt(_ARENAS, 1)  # what the backward pass's thread frees, the forward pass's can have
 

@@ -112,7 +112,7 @@ class _Bucket:
             if self._flat.data_ptr() != weight.grad.data_ptr():
                 weight.grad.copy_(self._flat[at : at + weight.numel()].view_as(weight))
             at += weight.numel()
-        self._flat = None
+        self._flat = self._work = None  # gloo's work holds the gradients that it summed
 
 
 def _filled(weights: Sequence[Tensor], bytes_: int, ways: Ways) -> list[list[Tensor]]:

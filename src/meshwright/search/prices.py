@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layer import layer_times
-from meshwright.cost.memory import Bytes, loose_share, state_bytes
+from meshwright.cost.memory import Bytes, is_processor, loose_share, state_bytes
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
@@ -350,7 +350,9 @@ def _moments(
     for block in chain.pieces:
         rows = [index[sort_of(layer)] for layer in block]
         again = sum(whole[i] - out["kept"][:, i] for i in rows)
-        base = gradient_bytes(list(block), ways.cut, site.runtime, once=once) + gathered_bytes(list(block), ways)
+        base = gradient_bytes(list(block), ways.cut, site.runtime, once=once) + gathered_bytes(
+            list(block), ways, gloo=is_processor(site.device)
+        )
         found.append(np.maximum(again, 0.0) + base)
     return np.stack(found, axis=1)
 
