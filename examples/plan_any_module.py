@@ -7,9 +7,9 @@ from rich.console import Console
 from torch import nn
 
 import meshwright as mw
+from meshwright.base.units import count, size
 from meshwright.cost import plan_memory
 from meshwright.plan.picture import draw
-from meshwright.units import count, size
 
 
 class Block(nn.Module):

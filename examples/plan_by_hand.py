@@ -9,9 +9,9 @@ from __future__ import annotations
 from rich.console import Console
 
 import meshwright as mw
+from meshwright.base.units import size
 from meshwright.cost import fits, plan_memory
 from meshwright.plan.picture import draw
-from meshwright.units import size
 
 console = Console()
 

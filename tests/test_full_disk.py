@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.base.files import write_texts
 from meshwright.errors import DiskFull
-from meshwright.files import write_texts
 from meshwright.run.models import build
 from meshwright.run.weights import read_weights, write_weights
 from tests.conftest import Run

@@ -86,7 +86,7 @@ def test_rooms_import_only_what_they_may() -> None:
         ("cluster/device.py", "import meshwright.cost"),
         ("plan/job.py", "from meshwright.cost.memory import plan_memory"),
         ("cost/memory.py", "import meshwright.cli"),
-        ("errors.py", "import meshwright.files"),
+        ("errors.py", "import meshwright.base.files"),
         ("plan/job.py", "import torch"),
         ("attic/__init__.py", "VALUE = 1"),  # a room nobody has placed in the order
     ],

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from meshwright.base.units import size
 from meshwright.cli import cli
 from meshwright.compress import front
 from meshwright.compress.page import bandwidth, row
-from meshwright.units import size
 from tests.conftest import Run
 
 SHORT = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32", "zero": 0}

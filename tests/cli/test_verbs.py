@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.base.units import size
 from meshwright.cli import VERBS
 from meshwright.cluster import Cluster
 from meshwright.cost import plan_memory
 from meshwright.model import Model, presets
 from meshwright.plan import Job, Plan
-from meshwright.units import size
 from tests.conftest import ROOT, Run
 
 SHORT = {"model": "llama3-70b", "cluster": "8x8xh100", "global_batch": 512, "seq_len": 8192, "tp": 8, "pp": 4}

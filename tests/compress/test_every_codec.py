@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.base.native import compiler
 from meshwright.compress import Codec
 from meshwright.compress.reference import decoded, encoded
-from meshwright.native import compiler
 from tests.compress.data import ALL, KINDS, SIZES, SPARSE, TYPED, both, called, numbers, received, sent
 
 every_codec = pytest.mark.parametrize("one", ALL, ids=called)

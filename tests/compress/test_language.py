@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from meshwright.base.native import compiler
 from meshwright.compress import Codec, codec, codecs
 from meshwright.compress import language as l
 from meshwright.errors import InputError
-from meshwright.native import compiler
 from tests.compress.data import SIZES, both, numbers, received, sent
 
 Maker = Any

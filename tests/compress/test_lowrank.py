@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from meshwright.base.native import compiler
 from meshwright.compress import codec, codecs
 from meshwright.compress.lowrank import LowRank
 from meshwright.compress.lowrank_each import orthogonal
 from meshwright.compress.lowrank_passes import NativePasses, TorchPasses, passes
 from meshwright.errors import InputError
-from meshwright.native import compiler
 
 SHAPES = [(40, 30), (17,), (8, 3, 5), (2, 2), (64, 1)]
 COUNT = sum(int(np.prod(shape)) for shape in SHAPES)

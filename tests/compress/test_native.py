@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright import native
+from meshwright.base import native
 from meshwright.compress import Codec, codec
 from meshwright.compress import language as l
 from meshwright.compress.portable import PortableBatch

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshwright.processes import state_of
+from meshwright.base.processes import state_of
 from meshwright.run.checkpoint import latest
 from tests.conftest import ROOT
 from tests.launch import fake_slurm

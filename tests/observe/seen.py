@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import meshwright
-from meshwright.native import compiler
+from meshwright.base.native import compiler
 from meshwright.observe.watch import known, marks
 from meshwright.observe.watch.events import Event, read
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from meshwright.native import compiler
+from meshwright.base.native import compiler
 from meshwright.observe.traces.building import build
 from meshwright.observe.traces.categories import category
 from meshwright.observe.traces.columns import NAMES, NONE, TABLES, Kind, keys_of

@@ -141,7 +141,7 @@ def test_class_names_of_an_image_model_do_not_fill_the_plan(tmp_path: Path) -> N
 def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
     import threading
 
-    from meshwright.files import write_text
+    from meshwright.base.files import write_text
 
     path, real = tmp_path / "out.json", tmp_path / "real.json"
     received = []

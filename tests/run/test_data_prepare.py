@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.base.processes import started_at, state_of
 from meshwright.errors import InputError
-from meshwright.processes import started_at, state_of
 from meshwright.run.data import Dataset, prepare
 from meshwright.run.data import sources as sources_module
 from tests.run.texts import END, TEXTS, all_tokens, documents_of, stream_of, write_jsonl

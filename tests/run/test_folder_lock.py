@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.base.processes import started_at, this_machine
 from meshwright.errors import InputError, TrainingFailed
-from meshwright.processes import started_at, this_machine
 from meshwright.run.folder_lock import NAME, FolderLock, Owner, refuse_if_held, take
 
 FOREVER = 1000.0  # a lease that no test waits for

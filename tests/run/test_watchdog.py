@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from meshwright.processes import started_at, this_machine
+from meshwright.base.processes import started_at, this_machine
 from meshwright.run import heartbeat
 from meshwright.run.apply import apply
 from meshwright.run.heartbeat import ENDED, Beat, Cause, Heartbeat, culprits

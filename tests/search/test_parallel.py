@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from meshwright.search.parallel import in_parallel, workers
+from meshwright.base.parallel import in_parallel, workers
 
 
 def squared(number: int) -> tuple[int, int]:

@@ -126,7 +126,7 @@ def main() -> None:
     except BrokenPipeError:
         _leave_quietly(0)  # the reader has gone; nothing is left to say
     except OSError as error:
-        from meshwright.files import write_error  # reading and writing files is not loaded for every start
+        from meshwright.base.files import write_error  # reading and writing files is not loaded for every start
 
         found = write_error(error, file="standard output")
         _write(sys.stderr, f"error: {found}")

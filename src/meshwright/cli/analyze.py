@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.base.files import writable, write_text
 from meshwright.cli.common import as_json, console, print_json
 from meshwright.errors import InputError
-from meshwright.files import writable, write_text
 from meshwright.plan import Plan
 
 if TYPE_CHECKING:

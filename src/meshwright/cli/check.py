@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from meshwright.base.units import size
 from meshwright.cli.common import (
     as_json,
     job_options,
@@ -18,7 +19,6 @@ from meshwright.cli.common import (
 )
 from meshwright.cost import RUNTIMES
 from meshwright.plan.estimate import StageMemory
-from meshwright.units import size
 
 EPILOG = """
 \b

@@ -31,8 +31,8 @@ def detect(output: str | None, json_: bool) -> None:
     """
     import tomli_w
 
+    from meshwright.base.files import write_text
     from meshwright.cluster.detect import detect as look
-    from meshwright.files import write_text
 
     found = look()
     text = tomli_w.dumps(found.table)

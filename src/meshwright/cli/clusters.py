@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from meshwright.base.units import MICRO, TERA, rate, size
 from meshwright.cli.common import as_json, complete_clusters, console, print_json
 from meshwright.cluster import Cluster, Device, Group, Link, device, device_aliases, device_names
 from meshwright.cluster.catalogue import server_size
-from meshwright.units import MICRO, TERA, rate, size
 
 EPILOG = """
 \b

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from meshwright.base.files import writable, write_text
+from meshwright.base.units import size
 from meshwright.cli.common import as_json, console, load_plan, own_runtime_option, print_json, runtime_named
 from meshwright.errors import InputError
-from meshwright.files import writable, write_text
-from meshwright.units import size
 
 _LATENCY = 0.1  # ms of a message, where nothing else is said
 _NARROW = 120  # characters of a terminal: with fewer, every other bandwidth is shown, and less of layers

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.base.files import write_text
+from meshwright.base.units import count, size
 from meshwright.cli.common import (
     as_json,
     complete_clusters,
@@ -21,10 +23,8 @@ from meshwright.cli.common import (
     runtime_named,
 )  # fmt: skip
 from meshwright.errors import InputError
-from meshwright.files import write_text
 from meshwright.model import presets
 from meshwright.plan import Job, Plan
-from meshwright.units import count, size
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.base.files import write_error, write_texts
 from meshwright.cli.common import as_json, job_options, load_plan, print_json
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.export.formats import FORMATS, format_named
-from meshwright.files import write_error, write_texts
 from meshwright.plan import Job
 
 if TYPE_CHECKING:

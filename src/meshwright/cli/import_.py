@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from meshwright.base.files import decode_text, read_text, writable
 from meshwright.cli.common import as_json, complete_clusters, complete_models, print_json
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, closest_names
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import format_named, read
-from meshwright.files import decode_text, read_text, writable
 from meshwright.model import Model
 
 if TYPE_CHECKING:

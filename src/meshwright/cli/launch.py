@@ -95,7 +95,7 @@ def command(plan: str, on: str, dry_run: bool, write: str | None, name: str, jso
 
 
 def _print(request: Request, where: Where, write: str | None, *, json_: bool) -> None:
-    from meshwright.files import writable, write_text
+    from meshwright.base.files import writable, write_text
     from meshwright.launch.front import facts, written
 
     text = written(request, where)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from meshwright.base.files import writable, write_text
+from meshwright.base.units import size
 from meshwright.cli.common import (
     as_json,
     complete_clusters,
@@ -21,9 +23,7 @@ from meshwright.cli.common import (
 )  # fmt: skip
 from meshwright.cli.searching import Watch, forbiddable, limits_from, proof, search_options
 from meshwright.errors import InputError
-from meshwright.files import writable, write_text
 from meshwright.search.targets import TARGETS
-from meshwright.units import size
 
 if TYPE_CHECKING:
     from meshwright.search.explain import Explanation

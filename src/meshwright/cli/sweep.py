@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshwright.base.files import writable, write_text
+from meshwright.base.units import size
 from meshwright.cli.common import as_json, complete_clusters, complete_models, console, own_runtime_option, print_json
 from meshwright.cli.searching import Watch, limits_from, search_options
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.files import writable, write_text
 from meshwright.model import PRECISIONS, Model
 from meshwright.plan import OPTIMIZERS
 from meshwright.search.targets import TARGETS
-from meshwright.units import size
 
 if TYPE_CHECKING:
     from meshwright.search.sweep import Point

@@ -76,7 +76,7 @@ def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
 
 def print_step(event: dict[str, Any]) -> None:
     """One object per step, and one per evaluation; other events are in the run's folder."""
-    from meshwright.files import line_of
+    from meshwright.base.files import line_of
 
     if event["event"] == "step":
         click.echo(line_of({key: value for key, value in event.items() if key not in ("event", "time")}))

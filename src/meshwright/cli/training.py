@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.base.units import size
 from meshwright.cli.common import load_plan, notes_on
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.model import Model
 from meshwright.plan import Job, Plan, parse_short
-from meshwright.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.base.tables import convert
 from meshwright.cli.common import F
 from meshwright.errors import InputError
-from meshwright.tables import convert
 
 if TYPE_CHECKING:
     from meshwright.run.options import Training

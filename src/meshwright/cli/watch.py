@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from meshwright.base.files import writable, write_text
 from meshwright.cli.common import as_json
 from meshwright.errors import InputError
-from meshwright.files import writable, write_text
 
 EPILOG = """
 \b

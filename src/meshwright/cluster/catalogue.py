@@ -9,9 +9,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from meshwright.base.units import GIB, GIGA, MICRO, TERA
 from meshwright.cluster.device import Device, Group, Link
 from meshwright.errors import UnknownName, plain
-from meshwright.units import GIB, GIGA, MICRO, TERA
 
 
 @cache

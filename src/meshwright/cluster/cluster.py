@@ -11,10 +11,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.files import read_toml
 from meshwright.cluster.device import Device, Group, Link
 from meshwright.cluster.written import groups_of, parse_groups
 from meshwright.errors import InputError, kind_of
-from meshwright.files import read_toml
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.units import GIB, GIGA, MICRO, TERA
 from meshwright.cluster import catalogue
 from meshwright.cluster.cluster import Cluster
 from meshwright.errors import InputError, plain
-from meshwright.units import GIB, GIGA, MICRO, TERA
 
 _TIMEOUT = 20  # seconds; a vendor tool that hangs must not hang us
 # fp32 FLOPs per core and cycle: two fused multiply-add units of the widest vectors the core has.

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from meshwright.tables import Table
-from meshwright.units import GIB, GIGA, MICRO, TERA
+from meshwright.base.tables import Table
+from meshwright.base.units import GIB, GIGA, MICRO, TERA
 
 Rate = Annotated[float, Meta(gt=0, le=1e9)]
 Some = Annotated[float, Meta(ge=0, le=1e9)]

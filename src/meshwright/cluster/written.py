@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
+from meshwright.base.tables import Table, convert
+from meshwright.base.units import GIB, GIGA, MICRO, TERA
 from meshwright.cluster import catalogue
 from meshwright.cluster.device import Device, Group, Link, LinkKind, Topology
 from meshwright.cluster.measured import Measured, MeasuredLinkTable, MeasuredTable, measured, measured_link
 from meshwright.errors import InputError, UnknownName, shorten
-from meshwright.tables import Table, convert
-from meshwright.units import GIB, GIGA, MICRO, TERA
 
 MOST_DEVICES = 1_000_000
 _PRECISIONS = {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"}

@@ -88,9 +88,9 @@ class Codec:
             # Imported here and by its name: Triton is found beside CUDA only.
             made: Batch = import_module("meshwright.compress.triton_backend").TritonBatch(*arguments)
             return made
+        from meshwright.base.native import BuildError, compiler
         from meshwright.compress.native import NativeBatch
         from meshwright.compress.portable import PortableBatch
-        from meshwright.native import BuildError, compiler
 
         try:
             return NativeBatch(*arguments) if compiler() else PortableBatch(*arguments)

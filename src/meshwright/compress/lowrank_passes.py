@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from meshwright.base.native import BuildError, compiler, loaded
 from meshwright.compress.native import address
-from meshwright.native import BuildError, compiler, loaded
 
 
 class Passes(Protocol):

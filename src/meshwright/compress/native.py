@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.base.native import loaded
 from meshwright.compress.batch import Batch
 from meshwright.compress.c_source import c_source
 from meshwright.compress.program import Program
-from meshwright.native import loaded
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 ALL, MEASURE, REST = 0, 1, 2  # as in native.h

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from meshwright.units import size
+from meshwright.base.units import size
 
 _COLOURS = {"none": "#76808c", "fp16": "#3b6ea8", "int8": "#3a7d44", "int4": "#c4622d", "int2": "#b8860b",
             "powersgd": "#8e4585"}  # fmt: skip

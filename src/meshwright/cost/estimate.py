@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.base.units import size
 from meshwright.cost.compression import codecs_of
 from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants, seen_in
@@ -21,7 +22,6 @@ from meshwright.model import Slice
 from meshwright.plan import Job, Plan
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of
-from meshwright.units import size
 
 MEMORY_MARGIN = 0.15  # 19 of 20 published peaks lie within this part of ours (docs/measurements.md)
 CONVENTION = (

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from meshwright.base.units import size
 from meshwright.cluster import Device, Group
 from meshwright.cluster.measured import Measured
 from meshwright.cost.residuals import residual_bytes
@@ -28,7 +29,6 @@ from meshwright.model import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of, sort_of
-from meshwright.units import size
 
 OURS = RUNTIMES["meshwright"]
 # On processors, resident beside tensors once the first kernels have run (docs/measurements.md): a process that has started

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from meshwright.base.units import size
 from meshwright.cost.estimate import CONVENTION, Estimate
 from meshwright.cost.trace import ACTIONS, NAMES
 from meshwright.plan import Pipeline
 from meshwright.plan.estimate import MEMORY_PARTS
 from meshwright.plan.picture import strategy_text
-from meshwright.units import size
 
 # Actions of the schedule, apart for colour-blind readers.
 _COLOURS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.base.files import parse_json
 from meshwright.errors import InputError, kind_of, shorten
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.fields import Fields, flat, job_of
 from meshwright.export.sharding import Grid, zero_of
-from meshwright.files import parse_json
 from meshwright.plan import Plan
 
 KNOWN = (

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from meshwright.base.files import pretty_json
 from meshwright.export.contract import Exported, Format
 from meshwright.export.deepspeed_reading import READ, read
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import processes
-from meshwright.files import pretty_json
 from meshwright.plan import Job, Plan
 from meshwright.plan.strategy import Strategy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.base.files import parse_json
 from meshwright.errors import InputError, kind_of
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.fields import Fields, flat, job_of
-from meshwright.files import parse_json
 from meshwright.plan import Plan
 
 # Names that DeepSpeed 0.19.6 reads (runtime/constants.py and the classes it hands sections to) and that say nothing

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from meshwright.base.files import pretty_json
 from meshwright.errors import InputError
 from meshwright.export.contract import Exported, Format, Inexpressible
 from meshwright.export.galvatron_reading import DP_FIRST, READ, plan_of_layers, read
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import torchrun
-from meshwright.files import pretty_json
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import layer_range

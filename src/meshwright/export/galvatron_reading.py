@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from meshwright.base.files import parse_json
 from meshwright.errors import InputError, kind_of, shorten
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.fields import Fields, job_of
 from meshwright.export.uniform import stages_of
-from meshwright.files import parse_json
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import device_text, layer_range, span_name
 from meshwright.plan.strategy import Axis

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.base.processes import this_machine
 from meshwright.cluster import Device
 from meshwright.cost.estimate import Estimate
 from meshwright.errors import STOPPED, InputError, TrainingFailed
@@ -22,7 +23,6 @@ from meshwright.launch.placement import Alike
 from meshwright.launch.ray_rank import Messages, Rank, ask_to_end
 from meshwright.launch.request import Request
 from meshwright.launch.vendors import vendor_of, visible
-from meshwright.processes import this_machine
 from meshwright.run.front import make_folders
 from meshwright.run.launch import Work, again, asked_to_stop
 from meshwright.run.stop_signals import AT_ONCE, stopping

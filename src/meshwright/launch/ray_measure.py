@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.files import write_text
 from meshwright.cluster import Cluster
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_text
 from meshwright.launch.ray_driver import connected
 from meshwright.launch.ray_rank import Rank
 from meshwright.measure.front import check_output

@@ -33,7 +33,7 @@ class Rank:
 
         `place` is the environment that torchrun would give; `driver` the machine and number of the driver's process.
         """
-        from meshwright.processes import this_machine
+        from meshwright.base.processes import this_machine
         from meshwright.run.launch import quiet_exit
         from meshwright.run.worker import Sender, work_for
 

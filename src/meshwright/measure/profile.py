@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from meshwright.base.units import GIB, GIGA, MICRO, TERA
 from meshwright.cluster.device import Link
 from meshwright.cluster.measured import MeasuredLink
 from meshwright.measure import fitting, layers, links, samples
 from meshwright.measure.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample
-from meshwright.units import GIB, GIGA, MICRO, TERA
 
 _NOISY = 0.35  # spread of a sample that says nothing
 _NOISY_LINKS = 1.0  # the same between processes, which wait to be woken

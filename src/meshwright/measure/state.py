@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.files import read_json, write_text
 from meshwright.errors import InputError
-from meshwright.files import read_json, write_text
 from meshwright.measure.samples import Sample
 from meshwright.measure.timing import Timing
 

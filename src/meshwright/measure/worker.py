@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from meshwright.base.processes import script_left_alone
 from meshwright.cluster import Cluster
 from meshwright.cluster.detect import detect
 from meshwright.errors import MeshwrightError
@@ -30,7 +31,6 @@ from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
 from meshwright.measure.timing import Timing, share_of_a_core
 from meshwright.plan import Job
-from meshwright.processes import script_left_alone
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import free_port, joined_from_outside
 from meshwright.run.threads import share_cores
@@ -230,7 +230,7 @@ def _combined(every: Sequence[Sequence[Sample]]) -> list[Sample]:
 def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) -> Cluster:
     import tomli_w
 
-    from meshwright.files import write_text
+    from meshwright.base.files import write_text
 
     groups: list[dict[str, Any]] = []
     how = f"{date.today().isoformat()}, torch {torch.__version__}"

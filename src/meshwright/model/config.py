@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.files import read_json
 from meshwright.errors import InputError, closest_names, kind_of, shorten
-from meshwright.files import read_json
 from meshwright.model.chain import Model
 from meshwright.model.families import FAMILIES
 from meshwright.model.families.fields import Fields

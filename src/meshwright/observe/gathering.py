@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.base.processes import script_left_alone
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.observe.rank.facts import RankFacts, digest
 from meshwright.observe.traces import read_trace
 from meshwright.observe.traces.cache import keep, kept, stamp_of
-from meshwright.processes import script_left_alone
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

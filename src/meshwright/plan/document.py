@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from meshwright.files import parse_json, pretty_json, read_json, write_text
+from meshwright.base.files import parse_json, pretty_json, read_json, write_text
+from meshwright.base.tables import Table
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import Schedule
 from meshwright.plan.spans import device_ranks
 from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
-from meshwright.tables import Table
 
 FORMAT: Final = "meshwright-plan"
 VERSION = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.tables import Table
+from meshwright.base.tables import Table
 
 # What fills a device's memory, with a letter and a colour for pictures. Dark enough for white letters, and apart for
 # colour-blind readers.

@@ -9,13 +9,13 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from meshwright.base.units import size
 from meshwright.plan.document import Pipeline, Plan
 from meshwright.plan.estimate import MEMORY_PARTS, StageMemory
 from meshwright.plan.job import Job
 from meshwright.plan.schedule import group_of_stage
 from meshwright.plan.spans import layer_range
 from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span
-from meshwright.units import size
 
 # Dark enough for white letters, and apart for colour-blind readers; the letters say the same without colour.
 _COLOURS = ("#3b6ea8", "#c4622d", "#3a7d44", "#8e4585", "#2a8b8b", "#7d7a2c", "#a83b3b", "#6b6b6b")

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from meshwright.base.tables import convert
 from meshwright.errors import InputError, kind_of
 from meshwright.plan.document import FORMAT, VERSION, Plan
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.rules import check
 from meshwright.plan.short import expand
-from meshwright.tables import convert
 
 
 def read_plan(table: object, job: Job | None = None, file: str = "") -> tuple[Plan, Job]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from meshwright.tables import Table
+from meshwright.base.tables import Table
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "custom"]
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per group: down the groups, then back up

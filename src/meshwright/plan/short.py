@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from meshwright.base.tables import Table, convert
 from meshwright.errors import InputError, PlanError, shorten
 from meshwright.model import Model
 from meshwright.plan.document import Backup, Compression, Overlap, Pipeline, Plan, Stage
@@ -23,7 +24,6 @@ from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage, virtual_fault
 from meshwright.plan.spans import device_ranks, device_text, layers_of, span_name
 from meshwright.plan.strategy import Axis, Degree, Offload, Span, Strategy, Swap
-from meshwright.tables import Table, convert
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 
+from meshwright.base.files import read_json, replace_texts
+from meshwright.base.tables import Table, convert
 from meshwright.errors import InputError, TrainingFailed
-from meshwright.files import read_json, replace_texts
 from meshwright.run.folder_checks import unwritable
-from meshwright.tables import Table, convert
 
 FORMAT, VERSION = "meshwright-checkpoint", 2
 MANIFEST, INDEX = "manifest.json", ".metadata"

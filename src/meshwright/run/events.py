@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshwright.files import line_of
+from meshwright.base.files import line_of
 from meshwright.run.folder_checks import unwritable
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from meshwright.files import replace_texts
+from meshwright.base.files import replace_texts
 from meshwright.plan import Plan
 from meshwright.run.folder_checks import refuse_used, writable
 from meshwright.run.folder_lock import NAME, FolderLock, take

@@ -25,8 +25,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from meshwright.base.processes import started_at, state_of, this_machine
 from meshwright.errors import InputError, TrainingFailed
-from meshwright.processes import started_at, state_of, this_machine
 
 NAME = "run.lock"
 LEASE = 20.0  # seconds without a renewal after which a run on another machine is dead

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.base.tables import convert
 from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
 from meshwright.cost.memory import fits
 from meshwright.errors import InputError
@@ -18,7 +19,6 @@ from meshwright.run.folder_lock import refuse_if_held
 from meshwright.run.launch import Work, joined_from_outside, launch
 from meshwright.run.options import Training
 from meshwright.run.refusals import refuse, refuse_balance
-from meshwright.tables import convert
 
 Event = dict[str, Any]
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from meshwright.base.processes import state_of
 from meshwright.errors import FAILED, MeshwrightError
-from meshwright.processes import state_of
 
 EVERY = 1.0  # seconds between two writes
 ENDED = "ended"  # the phase of a rank that has nothing left to do

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from typing import Any
 
+from meshwright.base.processes import script_left_alone
 from meshwright.errors import STOPPED, InputError, TrainingFailed
-from meshwright.processes import script_left_alone
 from meshwright.run.options import Training
 from meshwright.run.stop_signals import AT_ONCE, SAME, SIGNALS, stopping
 

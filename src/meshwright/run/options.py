@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from meshwright.base.tables import Table
 from meshwright.errors import InputError
-from meshwright.tables import Table
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0, lt=1e38)]

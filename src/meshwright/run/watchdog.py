@@ -23,8 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.base.processes import started_at, state_of, this_machine
 from meshwright.errors import STOPPED
-from meshwright.processes import started_at, state_of, this_machine
 from meshwright.run.heartbeat import ENDED, Beat, Cause, Heartbeat, first_of_node
 from meshwright.run.stop_signals import AT_ONCE, Asked, StopSignals, stopping
 

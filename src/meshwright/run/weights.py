@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meshwright.base.files import read_json, write_error, write_text
 from meshwright.errors import DiskFull, InputError
-from meshwright.files import read_json, write_error, write_text
 from meshwright.model import Model
 from meshwright.model.attention import LatentAttention
 from meshwright.run.models.decoder import Decoder, fresh

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from meshwright.base.units import size
 from meshwright.cost.compute import Chip
 from meshwright.cost.estimate import Estimate
 from meshwright.cost.layer import operator_seconds
@@ -16,7 +17,6 @@ from meshwright.plan.estimate import MEMORY_PARTS
 from meshwright.plan.spans import alike, layers_of
 from meshwright.search.features import groups_of, spans_of
 from meshwright.search.spending import MEMORY_SAVERS, Spending
-from meshwright.units import size
 
 _LITTLE = 0.02  # of the step: below this nothing but computation limits it
 _FULL = 0.05  # of a device's memory: with less than this free, memory binds

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshwright.base.parallel import in_parallel, workers
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
@@ -16,7 +17,6 @@ from meshwright.search.build import plan_of
 from meshwright.search.headroom import on_job, with_less_memory
 from meshwright.search.limits import Limits
 from meshwright.search.mixed import MixedSearch
-from meshwright.search.parallel import in_parallel, workers
 from meshwright.search.solve import Search
 
 

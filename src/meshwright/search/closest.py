@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.base.units import size
 from meshwright.cost.estimate import estimate
 from meshwright.errors import DoesNotFit
 from meshwright.plan import Job, Plan
@@ -13,7 +14,6 @@ from meshwright.search.headroom import on_job
 from meshwright.search.limits import Limits
 from meshwright.search.screen import together
 from meshwright.search.solve import Search
-from meshwright.units import size
 
 _EFFORT = 10_000  # for each question (`Search.effort`): where a plan was found, less was enough
 

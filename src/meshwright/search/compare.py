@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from meshwright.base.units import size
 from meshwright.cost.estimate import Estimate
 from meshwright.search.features import choices
 from meshwright.search.spending import Spending, differences, percent
-from meshwright.units import size
 
 _JOB = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from meshwright.base.units import GIB, size
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.page import page, plan_text
 from meshwright.plan import Plan, Span, group_of_stage
@@ -22,7 +23,6 @@ from meshwright.search.features import groups_of, spans_of
 from meshwright.search.planner import Answer
 from meshwright.search.runners import RunnerUp
 from meshwright.search.sweep import Point
-from meshwright.units import GIB, size
 
 _COLOURS = [colour for _, _, colour in MEMORY_PARTS]  # apart for colour-blind readers; letters say the same
 _TIMELINE = "<h2>One step, device group by device group"  # of the estimate's page: what is new stands before it

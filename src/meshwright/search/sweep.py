@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from meshwright.base.parallel import in_parallel
 from meshwright.cluster import Cluster
 from meshwright.cost.estimate import Estimate
 from meshwright.cost.page import plan_text
@@ -17,7 +18,6 @@ from meshwright.model import Model
 from meshwright.plan import Job
 from meshwright.search.brief import Question
 from meshwright.search.limits import Limits
-from meshwright.search.parallel import in_parallel
 
 
 @dataclass(frozen=True)

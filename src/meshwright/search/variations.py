@@ -12,6 +12,7 @@ from math import log2
 
 from msgspec.structs import replace as changed
 
+from meshwright.base.units import GIB, size
 from meshwright.cluster import Link
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.plan import Job, Plan
@@ -20,7 +21,6 @@ from meshwright.search.brief import answers, limits_of, quick
 from meshwright.search.headroom import with_memory
 from meshwright.search.limits import Limits
 from meshwright.search.spending import MEMORY_SAVERS, Spending, percent
-from meshwright.units import GIB, size
 
 _VISIBLE = 0.0005  # a smaller gain is not worth a line
 

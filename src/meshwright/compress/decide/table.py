@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from meshwright.base.units import size
 from meshwright.compress.decide.facts import Way
 from meshwright.compress.decide.outlook import Outlook
 from meshwright.compress.decide.pilot import Pilot
@@ -12,7 +13,6 @@ from meshwright.compress.decide.rules import rules
 from meshwright.compress.sync.layout import Piece, pieces
 from meshwright.errors import InputError
 from meshwright.plan import Compression
-from meshwright.units import size
 
 _HEADINGS = ("bucket", "gradients", "numbers", "way", "parts", "sends")
 

@@ -15,11 +15,11 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
+from meshwright.base.native import BuildError, compiler, loaded
 from meshwright.compress.native import address
 from meshwright.compress.sync.layout import Piece, cut
 from meshwright.compress.sync.topology import Run
 from meshwright.compress.sync.wire import Transfer, Wire
-from meshwright.native import BuildError, compiler, loaded
 
 
 class Exact:

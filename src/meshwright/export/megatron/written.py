@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.base.files import parse_json
 from meshwright.errors import InputError, shorten
 from meshwright.export.megatron.shell import Script, read_script
-from meshwright.files import parse_json
 
 _ROW = re.compile(r"(\s*)(?:- +)?[\"']?([^\s\"':#][^\"':]*)[\"']?\s*:(?:\s+(.*?))?\s*$")
 _SWITCHES = {"--standalone", "--no-python", "--no_python", "--run-path", "--run_path"}  # of torchrun

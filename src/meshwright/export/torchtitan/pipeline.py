@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from meshwright.base.files import read_text
 from meshwright.errors import shorten
 from meshwright.export.fields import Fields
 from meshwright.export.torchtitan.known import SCHEDULES
 from meshwright.export.uniform import stages_of
-from meshwright.files import read_text
 from meshwright.model import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.actions import action_table

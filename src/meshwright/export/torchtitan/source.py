@@ -7,10 +7,10 @@ import re
 import shlex
 from typing import Any
 
+from meshwright.base.files import parse_json, parse_toml
 from meshwright.errors import InputError
 from meshwright.export.fields import flat
 from meshwright.export.torchtitan.known import CONFIGS
-from meshwright.files import parse_json, parse_toml
 
 _CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.native import BuildError, compiler, loaded
+from meshwright.base.native import BuildError, compiler, loaded
 from meshwright.observe.distinct import distinct
 from meshwright.observe.traces import Trace
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from meshwright.base.units import size
 from meshwright.observe.job.difference import Change, Difference
 from meshwright.observe.report.words import percent, seconds, short_name
-from meshwright.units import size
 
 ROWS = 10
 PARTS = {"exposed": "exposed communication", "waiting": "other idle", "host_bound": "host-bound idle"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.base.units import size
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.job.stragglers import EVERYTHING
@@ -16,7 +17,6 @@ from meshwright.observe.job.table import CollectiveRow, label
 from meshwright.observe.rank.calls import KINDS
 from meshwright.observe.rank.classes import CLASSES
 from meshwright.observe.report.words import percent, ranks_text, seconds
-from meshwright.units import size
 
 OUTSIDE = "outside operators"  # as launches.py calls time in no operator
 LEAST = 0.03  # of the step: less is not worth a sentence

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from meshwright.base.units import size
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.report.words import percent, printable, ranks_text, seconds, short_name
-from meshwright.units import size
 
 TITLES = {
     "compute": "compute", "transfer": "exposed transfer", "waiting": "waiting for ranks", "bubble": "pipeline bubble",

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from meshwright.base.units import size
 from meshwright.observe.analysis import Analysis
 from meshwright.observe.job.steps import PARTS
 from meshwright.observe.rank.work import HOST
 from meshwright.observe.report.diagnosis import Shares, computing, diagnose, shares_of
 from meshwright.observe.report.grids import TITLES, Grid
 from meshwright.observe.report.words import percent, ranks_text, seconds
-from meshwright.units import size
 
 if TYPE_CHECKING:
     from rich.table import Table

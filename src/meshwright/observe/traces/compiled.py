@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.native import loaded
+from meshwright.base.native import loaded
 from meshwright.observe.traces.columns import COUNTS, INNER, OUTER, TABLES, Columns, Scanned, widths_of
 
 SOURCES = ("texts.c", "numbers.c", "event.c", "scanner.c")

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.base.native import BuildError, compiler
 from meshwright.errors import InputError, shorten
-from meshwright.native import BuildError, compiler
 from meshwright.observe.traces.building import build
 from meshwright.observe.traces.columns import OUTER, Scanned
 from meshwright.observe.traces.compiled import CompiledScanner, Status

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.native import BuildError, compiler, loaded
+from meshwright.base.native import BuildError, compiler, loaded
 from meshwright.observe.watch.describe import layout_text
 
 _FILES = (

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from meshwright.base.units import size
 from meshwright.errors import InputError, UnknownName, shorten
 from meshwright.observe.watch.describe import describe, is_tensor, tensor_text
-from meshwright.units import size
 
 
 class Plain:

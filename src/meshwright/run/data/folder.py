@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.base.files import write_error
 from meshwright.errors import InputError
-from meshwright.files import write_error
 from meshwright.run.data.manifest import DOCUMENTS, MANIFEST, is_prepared
 
 _LOCK = "lock"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from meshwright.base.files import pretty_json, read_json, write_text
+from meshwright.base.tables import Table, convert
 from meshwright.errors import InputError, kind_of
-from meshwright.files import pretty_json, read_json, write_text
-from meshwright.tables import Table, convert
 
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.bin"  # where each document ends in the stream of all tokens: little-endian int64

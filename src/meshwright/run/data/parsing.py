@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.base.files import parse_json
 from meshwright.errors import InputError, kind_of
-from meshwright.files import parse_json
 from meshwright.run.data.sources import Piece, parquet_file
 from meshwright.run.data.tokenizer import Tokenizer
 

@@ -18,15 +18,15 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
 
+from meshwright.base.parallel import workers as cores_for
+from meshwright.base.processes import end_with_parent
 from meshwright.errors import InputError
-from meshwright.processes import end_with_parent
 from meshwright.run.data.folder import check_target, whole_folder
 from meshwright.run.data.manifest import Manifest, Source
 from meshwright.run.data.parsing import Parser, Tokens
 from meshwright.run.data.sources import PIECE, Piece, find_files, pieces
 from meshwright.run.data.tokenizer import tokenizer_at
 from meshwright.run.data.writing import SHARD, Writer
-from meshwright.search.parallel import workers as cores_for
 
 _AHEAD = 4  # pieces in flight for each process
 Progress = Callable[[int, int], None]

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.base.files import read_json
 from meshwright.errors import InputError
-from meshwright.files import read_json
 
 _VALID = "bytes, a tokenizer.json, or a folder that holds one"
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
