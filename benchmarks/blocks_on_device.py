@@ -25,7 +25,7 @@ from meshwright.cost.collectives import Fabric
 from meshwright.cost.compute import Chip
 from meshwright.cost.layer import Placement, layer_time
 from meshwright.cost.runtime import runtime
-from meshwright.model.presets import find_preset
+from meshwright.models.presets import find_preset
 
 MODELS = ("llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama2-13b", "llama3-70b")
 SHAPES = ((1, 2048), (4, 2048), (1, 8192), (2, 8192), (1, 32768))  # samples, tokens

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 MODELS = ("gpt2", "llama3-70b", "llama3.1-405b", "deepseek-v3")
-OURS = "from meshwright.model import Model; print(Model.preset({name!r}).parameters)"
+OURS = "from meshwright.models import Model; print(Model.preset({name!r}).parameters)"
 PEER = """
 import json, torch, transformers
 config = json.loads({config!r})
@@ -30,7 +30,7 @@ def timed(code: str) -> tuple[int, float]:
 
 
 def main() -> None:
-    from meshwright.model import presets
+    from meshwright.models import presets
 
     print(f"{'model':15} {'parameters':>17} {'transformers':>13} {'meshwright':>11} {'ratio':>7}")
     for name in MODELS:

@@ -9,11 +9,11 @@ from typing import Any
 
 import meshwright as mw
 from meshwright.cluster.catalogue import find_device
-from meshwright.model.attention import Attention
-from meshwright.model.ends import embedding, final_norm, language_head
-from meshwright.model.families.decoder import chain
-from meshwright.model.feed_forward import Mlp
-from meshwright.model.operators import Place
+from meshwright.models.attention import Attention
+from meshwright.models.embedding_and_head import embedding, final_norm, language_head
+from meshwright.models.families.decoder import chain
+from meshwright.models.feed_forward import Mlp
+from meshwright.models.operators import Place
 
 Cells = dict[str, str]
 

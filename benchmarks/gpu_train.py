@@ -22,7 +22,7 @@ from gpu_roofline import PEAK, floor, flops
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.model.presets import find_preset
+from meshwright.models.presets import find_preset
 from meshwright.run.apply import apply
 from meshwright.run.loss import next_tokens
 from meshwright.run.optimizers import step_in_backward

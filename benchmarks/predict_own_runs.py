@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import meshwright as mw
-from meshwright.model.presets import find_preset
+from meshwright.models.presets import find_preset
 from meshwright.run.loop import advance, begin
 from meshwright.run.options import Training
 from meshwright.run.torch_private import grow_segments

@@ -25,7 +25,7 @@ import meshwright as mw
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
-from meshwright.model import presets
+from meshwright.models import presets
 from meshwright.search.chain import solve
 from meshwright.search.first import first_plan
 from meshwright.search.layers import instance_of, ways_of, with_all_choices

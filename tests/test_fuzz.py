@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.cluster import Cluster
 from meshwright.cost import plan_memory
 from meshwright.errors import MeshwrightError
-from meshwright.model import Model, presets
+from meshwright.models import Model, presets
 from meshwright.plan import Plan
 
 SMALL = {"model": "tiny-moe", "cluster": "2x4xh100", "global_batch": 16, "seq_len": 256, "tp": 2, "pp": 2, "virtual": 2}

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from meshwright.cluster import Cluster
     from meshwright.cost.estimate import Estimate
     from meshwright.export.contract import Exported
-    from meshwright.model import Layer, Model, Slice
+    from meshwright.models import Layer, Model, Slice
     from meshwright.observe.analysis import Analysis
     from meshwright.observe.watch.session import Watch
     from meshwright.plan import Job, Plan, Schedule, Strategy
 
 # Rooms, and the room of each noun: loaded when they are first asked for, since a question about a trace needs none of them.
-ROOMS = ("cluster", "cost", "model", "plan")
+ROOMS = ("cluster", "cost", "models", "plan")
 NOUNS = {
-    "Cluster": "cluster", "Job": "plan", "Layer": "model", "Model": "model", "Plan": "plan", "Schedule": "plan",
-    "Slice": "model", "Strategy": "plan",
+    "Cluster": "cluster", "Job": "plan", "Layer": "models", "Model": "models", "Plan": "plan", "Schedule": "plan",
+    "Slice": "models", "Strategy": "plan",
 }  # fmt: skip
 
 

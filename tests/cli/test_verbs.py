@@ -13,7 +13,7 @@ from meshwright.base.units import size
 from meshwright.cli import VERBS
 from meshwright.cluster import Cluster
 from meshwright.cost import plan_memory
-from meshwright.model import Model, presets
+from meshwright.models import Model, presets
 from meshwright.plan import Job, Plan
 from tests.conftest import ROOT, Run
 

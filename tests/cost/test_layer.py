@@ -14,7 +14,7 @@ from meshwright.cost.compute import Chip
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.layer import LayerTime, Placement, _op_work, layer_time
 from meshwright.cost.runtime import runtime
-from meshwright.model import Model, Slice
+from meshwright.models import Model, Slice
 from tests.conftest import ROOT
 
 GROUP = Cluster.preset("64x8xh100").groups[0]

@@ -8,7 +8,7 @@ from meshwright.cluster import Cluster
 from meshwright.cost import fits, plan_memory, runtime
 from meshwright.cost.transient import transient
 from meshwright.errors import DoesNotFit
-from meshwright.model import Model, Slice
+from meshwright.models import Model, Slice
 from meshwright.plan import Job, Plan
 
 P = 6_738_415_616  # Llama-7B

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.model.presets import find_preset
+from meshwright.models.presets import find_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = mw.Cluster.load(ROOT / "examples/h200-measured.toml")

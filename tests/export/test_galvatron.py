@@ -18,7 +18,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import InputError
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import export, read
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Plan
 
 # Four blocks on two stages of four devices: tp 4, tp 2, Ulysses 2 with ZeRO-3, replicas with recomputation.

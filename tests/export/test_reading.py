@@ -11,7 +11,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import InputError
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import format_named, read
-from meshwright.model import Model
+from meshwright.models import Model
 
 BESIDE = Beside(Cluster.preset("2x8xh100"), Model.preset("llama3-8b"), batch=128, seq=8192)
 ALONE = Beside(Cluster.preset("2x8xh100"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from meshwright.model import Model
+from meshwright.models import Model
 
 # model, heads, experts, longest tp, sequence
 MODELS = [

@@ -128,7 +128,7 @@ def test_paths_are_seen_from_the_plan_and_become_part_of_it(tmp_path: Path) -> N
 
 
 def test_class_names_of_an_image_model_do_not_fill_the_plan(tmp_path: Path) -> None:
-    from meshwright.model import Model, presets
+    from meshwright.models import Model, presets
 
     config = presets()["vit-base"].config | {"id2label": {str(i): f"class {i}" for i in range(1000)}}
     del config["num_labels"]

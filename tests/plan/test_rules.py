@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, PlanError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import RULES, Plan, rule_name
 from tests.plan.strategies import plans
 

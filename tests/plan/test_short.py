@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan, parse_short
 from meshwright.plan.short import even_split
 

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import meshwright as mw
-from meshwright.model.layer import Layer
+from meshwright.models.layer import Layer
 from meshwright.run.models import Context, Decoder, build
 from meshwright.run.recompute import recompute
 from meshwright.run.repeat import Keeper

@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.export.contract import Beside
 from meshwright.export.deepspeed_reading import KNOWN, ZERO
 from meshwright.export.formats import export, read
-from meshwright.model import Model
+from meshwright.models import Model
 from tests.targets.plans import DENSE, PLANS, made
 
 

@@ -29,7 +29,7 @@ from meshwright.export.contract import Beside
 from meshwright.export.formats import export, read
 from meshwright.export.torchtitan.known import CONFIGS, FLAVORS, LONGEST
 from meshwright.export.torchtitan.pipeline import dealt
-from meshwright.model import Model
+from meshwright.models import Model
 from tests.targets.plans import PLANS, made
 
 

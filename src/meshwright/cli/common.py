@@ -14,7 +14,7 @@ from meshwright.base.files import decode_text, parse_json, read_json
 from meshwright.cluster import Cluster
 from meshwright.cost import RUNTIMES
 from meshwright.errors import InputError
-from meshwright.model import PRECISIONS, Model, presets
+from meshwright.models import PRECISIONS, Model, presets
 from meshwright.plan import OPTIMIZERS, Job, Plan, parse_short, read_plan
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from meshwright.cli.common import (
     runtime_named,
 )  # fmt: skip
 from meshwright.errors import InputError
-from meshwright.model import presets
+from meshwright.models import presets
 from meshwright.plan import Job, Plan
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from meshwright.cluster import Cluster
 from meshwright.errors import InputError, closest_names
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import format_named, read
-from meshwright.model import Model
+from meshwright.models import Model
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate

@@ -9,7 +9,7 @@ import click
 
 from meshwright.base.units import count, size
 from meshwright.cli.common import as_json, complete_models, console, print_json
-from meshwright.model import Layer, Model, Slice, find_preset, presets
+from meshwright.models import Layer, Model, Slice, find_preset, presets
 from meshwright.plan.job import LARGEST_SEQUENCE
 
 EPILOG = """

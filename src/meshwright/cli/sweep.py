@@ -14,7 +14,7 @@ from meshwright.cli.common import as_json, complete_clusters, complete_models, c
 from meshwright.cli.searching import Watch, limits_from, search_options
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.model import PRECISIONS, Model
+from meshwright.models import PRECISIONS, Model
 from meshwright.plan import OPTIMIZERS
 from meshwright.search.targets import TARGETS
 

@@ -15,7 +15,7 @@ from meshwright.base.units import size
 from meshwright.cli.common import load_plan, notes_on
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan, parse_short
 
 if TYPE_CHECKING:

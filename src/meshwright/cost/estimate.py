@@ -18,7 +18,7 @@ from meshwright.cost.runtime import Runtime, runtime
 from meshwright.cost.step import PipelineTime, pipeline_time
 from meshwright.cost.update import between_pipelines
 from meshwright.errors import InputError, shorten
-from meshwright.model import Slice
+from meshwright.models import Slice
 from meshwright.plan import Job, Plan
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of

@@ -15,9 +15,9 @@ import numpy as np
 from meshwright.cost.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, ring_seconds
 from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, product_seconds
 from meshwright.cost.runtime import Runtime
-from meshwright.model import Layer, Slice
-from meshwright.model.layer import Op, Recompute
-from meshwright.model.precision import precision
+from meshwright.models import Layer, Slice
+from meshwright.models.layer import Op, Recompute
+from meshwright.models.precision import precision
 
 Array = Any
 # Bytes moved per score of an unfused attention beside its two products: scale-mask-softmax, dropout and its mask.

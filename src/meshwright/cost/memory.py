@@ -1,4 +1,4 @@
-"""Bytes per device of any plan: model states exactly, activations from the operators of `model/`.
+"""Bytes per device of any plan: model states exactly, activations from the operators of `models/`.
 
 States follow ZeRO (Rajbhandari et al., 2020): level 1 shards the optimizer's, 2 the gradients too, 3 the
 parameters too, over all replicas or over groups of them. Activations are what the schedule keeps in
@@ -25,7 +25,7 @@ from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers
 from meshwright.cost.ways import Ways
 from meshwright.errors import DoesNotFit
-from meshwright.model import Layer, Slice, precision
+from meshwright.models import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
 from meshwright.plan.estimate import StageMemory
 from meshwright.plan.spans import alike, layers_of, sort_of

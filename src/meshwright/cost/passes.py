@@ -12,7 +12,7 @@ from meshwright.cost.layer import LayerTime
 from meshwright.cost.placement import halves
 from meshwright.cost.site import Site
 from meshwright.cost.ways import Ways, parameter_groups
-from meshwright.model import Layer
+from meshwright.models import Layer
 
 Array = Any
 BACKWARD_KERNELS = 1.6  # kernels of the backward pass over those of the forward pass, as autograd issues them

@@ -12,7 +12,7 @@ from typing import Literal
 from meshwright.cluster import Device
 from meshwright.cost.compression import Codec
 from meshwright.errors import UnknownName
-from meshwright.model import Slice
+from meshwright.models import Slice
 from meshwright.plan import Job, Span
 from meshwright.plan.document import Overlap
 

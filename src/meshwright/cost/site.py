@@ -13,7 +13,7 @@ from meshwright.cost.constants import Constants, seen_on
 from meshwright.cost.layer import Placement
 from meshwright.cost.placement import counts, placement, replicas
 from meshwright.cost.runtime import Runtime
-from meshwright.model import precision
+from meshwright.models import precision
 from meshwright.plan import Job, Span
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from meshwright.cost.loss import loss_chunk
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Ways
-from meshwright.model import Layer, Slice, precision
-from meshwright.model.layer import Recompute
+from meshwright.models import Layer, Slice, precision
+from meshwright.models.layer import Recompute
 from meshwright.plan import Job, Span
 from meshwright.plan.spans import alike, layers_of, sort_of
 

@@ -16,7 +16,7 @@ from meshwright.cost.placement import halves
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.site import Site, between
 from meshwright.cost.ways import Ways, parameter_groups
-from meshwright.model import Layer, Slice, precision
+from meshwright.models import Layer, Slice, precision
 from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan
 from meshwright.plan.spans import alike, layers_of
 

@@ -14,7 +14,7 @@ from meshwright.cost.collectives import Counts
 from meshwright.cost.layer import Placement
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.site import Site
-from meshwright.model import Layer, Slice
+from meshwright.models import Layer, Slice
 from meshwright.plan import Job, Span
 from meshwright.plan.spans import alike
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.cluster import Cluster
 from meshwright.errors import MeshwrightError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import InputError, kind_of, shorten
 from meshwright.export.contract import Beside
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job
 
 _DEEPEST = 64  # levels of nesting; no configuration has a tenth of them

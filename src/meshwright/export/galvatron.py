@@ -17,7 +17,7 @@ from meshwright.export.contract import Exported, Format, Inexpressible
 from meshwright.export.galvatron_reading import DP_FIRST, READ, plan_of_layers, read
 from meshwright.export.narrow import Draft
 from meshwright.export.processes import torchrun
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import layer_range
 from meshwright.plan.strategy import DEFAULT_ORDER, Offload, Span, Strategy

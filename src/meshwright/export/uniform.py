@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.export.contract import Inexpressible
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.document import Overlap, Pipeline
 from meshwright.plan.schedule import Schedule, ScheduleName

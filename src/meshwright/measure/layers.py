@@ -23,7 +23,7 @@ from meshwright.cost.site import Site
 from meshwright.cost.ways import Ways
 from meshwright.measure.samples import TYPES, Sample, Scale
 from meshwright.measure.timing import Timing, timed
-from meshwright.model import Layer, Model
+from meshwright.models import Layer, Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import alike
 from meshwright.run.models import Context, Decoder, build

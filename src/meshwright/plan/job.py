@@ -12,7 +12,7 @@ from msgspec import Meta
 from meshwright.base.tables import Table
 from meshwright.cluster import Cluster
 from meshwright.errors import InputError, UnknownName
-from meshwright.model import Model, precision
+from meshwright.models import Model, precision
 
 LARGEST_BATCH = 10_000_000  # samples per step
 LARGEST_SEQUENCE = 100_000_000  # tokens per sample

@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from meshwright.base.tables import Table, convert
 from meshwright.errors import InputError, PlanError, shorten
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan.document import Backup, Compression, Overlap, Pipeline, Plan, Stage
 from meshwright.plan.job import Job, WrittenJob
 from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName, group_of_stage, virtual_fault
@@ -212,7 +212,7 @@ def _named(model: Model, layers: str, index: int) -> None:
 def even_split(model: Model, stages: int) -> list[range]:
     """Whole blocks dealt evenly; what stands before the first block goes first, what follows the last goes last.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> even_split(Model.preset("tiny-llama"), 2)
     [range(0, 5), range(5, 11)]
     """

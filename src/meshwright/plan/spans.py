@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from meshwright.cluster import MOST_DEVICES
 from meshwright.errors import InputError, shorten
-from meshwright.model import Layer, Model
+from meshwright.models import Layer, Model
 
 
 def layer_range(model: Model, text: str) -> range:
     """`embed..block.39` (both ends included; a block means all its layers), or one name.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> layer_range(Model.preset("tiny-llama"), "embed..block.1")
     range(0, 5)
     """
@@ -35,7 +35,7 @@ def layers_of(model: Model, text: str) -> tuple[Layer, ...]:
 def alike(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
     """One of each sort of layer, with how many there are: the blocks of a model repeat a few sorts.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> [(layer.name, count) for layer, count in alike(Model.preset("llama3-8b").layers)][:2]
     [('embed', 1), ('block.0.attention', 32)]
     """

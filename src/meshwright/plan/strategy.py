@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from meshwright.base.tables import Table
-from meshwright.model import Slice
+from meshwright.models import Slice
 
 Degree = Annotated[int, Meta(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of
 from meshwright.plan.strategy import Offload

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.compress.sync import Choice, Options, Synchroniser, register_sharded
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Compression, Plan
 from meshwright.plan.spans import layers_of
 from meshwright.run.asked import asked

@@ -12,7 +12,7 @@ from meshwright.base.tables import convert
 from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
 from meshwright.cost.memory import fits
 from meshwright.errors import InputError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 from meshwright.run.folder_checks import has_checkpoints, refuse_used, writable
 from meshwright.run.folder_lock import refuse_if_held

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.run.models.linear import merged
 from meshwright.run.parallel import Parallel
 from meshwright.run.weights import Writer, of_adapter

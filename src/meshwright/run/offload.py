@@ -42,7 +42,7 @@ def offload(
 
     Only some `layers`, if they are named; then all share `moves`, by which one's activations come while another works.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> from meshwright.run.models import build
     >>> decoder = build(Model.preset("tiny-llama"))
     >>> offload(decoder, [Place("cpu", Evenly(1.0))])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshwright.model import Layer
-from meshwright.model.layer import Recompute
+from meshwright.models import Layer
+from meshwright.models.layer import Recompute
 from meshwright.run.models import Decoder
 
 
@@ -14,7 +14,7 @@ def recompute(decoder: Decoder, layers: Mapping[Layer, Recompute]) -> None:
 
     Layers that are not named stay as they are. A block is cut where its layers are of different opinions.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> from meshwright.run.models import build
     >>> model = Model.preset("tiny-llama")
     >>> decoder = build(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.errors import InputError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Compression, Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from meshwright.base.files import read_json, write_error, write_text
 from meshwright.errors import DiskFull, InputError
-from meshwright.model import Model
-from meshwright.model.attention import LatentAttention
+from meshwright.models import Model
+from meshwright.models.attention import LatentAttention
 from meshwright.run.models.decoder import Decoder, fresh
 from meshwright.run.models.linear import merged
 from meshwright.run.models.numerics import config_of
@@ -350,7 +350,7 @@ def _rows(model: Model, recipe: Recipe) -> dict[str, int]:
 
 
 def _config(model: Model) -> dict[str, Any]:
-    from meshwright.model.families import FAMILIES
+    from meshwright.models.families import FAMILIES
 
     config = {key: value for key, value in config_of(model).items() if key != "_name_or_path"}
     return {"architectures": [FAMILIES[str(config["model_type"])].architectures[0]], **config}

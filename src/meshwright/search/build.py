@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from meshwright.model import Model
-from meshwright.model.layer import RecomputeLevel
+from meshwright.models import Model
+from meshwright.models.layer import RecomputeLevel
 from meshwright.plan import Job, Pipeline, Plan, Span, Stage
 from meshwright.plan.schedule import group_of_stage
 from meshwright.plan.spans import device_text, span_name

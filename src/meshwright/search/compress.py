@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from meshwright.cost.constants import Constants
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import Runtime
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Compression, Job, Plan
 from meshwright.plan.spans import span_name
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.search.limits import Limits
 
 Array = Any

@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.cost.layer import layer_times
 from meshwright.cost.site import Site
 from meshwright.cost.transient import gradient_bytes
-from meshwright.model.layer import Recompute
+from meshwright.models.layer import Recompute
 from meshwright.plan import Job
 from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import Fabric
-from meshwright.model import Layer, Model
+from meshwright.models import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike
 from meshwright.plan.strategy import DEFAULT_ORDER, Axis

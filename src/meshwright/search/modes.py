@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from meshwright.cost.layer import operator_seconds
 from meshwright.cost.site import Site
-from meshwright.model import Layer, Slice
-from meshwright.model.layer import Recompute
+from meshwright.models import Layer, Slice
+from meshwright.models.layer import Recompute
 from meshwright.plan import Job
 from meshwright.plan.spans import alike
 from meshwright.search.limits import Limits

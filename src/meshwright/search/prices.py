@@ -21,7 +21,7 @@ from meshwright.cost.site import Site
 from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
 from meshwright.cost.update import settled, update_seconds
 from meshwright.cost.ways import Ways
-from meshwright.model import Layer, Model
+from meshwright.models import Layer, Model
 from meshwright.plan import Job
 from meshwright.plan.spans import alike, sort_of
 from meshwright.search.modes import Mode, recomputes

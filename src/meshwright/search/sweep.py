@@ -14,7 +14,7 @@ from meshwright.cost.estimate import Estimate
 from meshwright.cost.page import plan_text
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job
 from meshwright.search.brief import Question
 from meshwright.search.limits import Limits

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.site import Site
-from meshwright.model.layer import Recompute
+from meshwright.models.layer import Recompute
 from meshwright.plan import Job
 from meshwright.search.dominance import needless, traits_of, unbeaten
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings

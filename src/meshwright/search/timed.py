@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
-from meshwright.model import Layer
+from meshwright.models import Layer
 from meshwright.plan import Job
 from meshwright.plan.strategy import Axis
 from meshwright.search.grids import Grids

@@ -12,7 +12,7 @@ from meshwright.cost.collectives import EVERYTHING, Counts, Fabric
 from meshwright.cost.layer import Placement
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Replicas, Ways
-from meshwright.model import Layer, Slice
+from meshwright.models import Layer, Slice
 from meshwright.plan import Job, Span
 from meshwright.plan.strategy import Offload
 from meshwright.search.grids import ORDERS, Grids, expert_widths, fold, foldings

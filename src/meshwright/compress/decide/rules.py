@@ -7,7 +7,7 @@ from itertools import groupby
 
 from meshwright.compress.codec import unusual
 from meshwright.compress.decide.facts import Way
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Compression
 from meshwright.plan.spans import span_name
 

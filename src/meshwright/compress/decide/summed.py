@@ -12,8 +12,8 @@ from meshwright.cost.memory import stages_of
 from meshwright.cost.runtime import runtime as runtime_named
 from meshwright.cost.site import Site
 from meshwright.cost.ways import Held, Ways, parameter_groups
-from meshwright.model import Layer, Slice
-from meshwright.model.layer import Op, Weight
+from meshwright.models import Layer, Slice
+from meshwright.models.layer import Op, Weight
 from meshwright.plan import Job, Pipeline, Plan, Span
 from meshwright.plan.spans import layers_of, sort_of
 

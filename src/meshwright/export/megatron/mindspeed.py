@@ -20,9 +20,9 @@ from meshwright.export.megatron.say import batch_arguments
 from meshwright.export.megatron.shape import config_of, shape_arguments
 from meshwright.export.megatron.stages import is_mapped, joined, meant
 from meshwright.export.uniform import Uniform, settle
-from meshwright.model import Model
-from meshwright.model.attention import LatentAttention
-from meshwright.model.feed_forward import Moe
+from meshwright.models import Model
+from meshwright.models.attention import LatentAttention
+from meshwright.models.feed_forward import Moe
 from meshwright.plan import Job, Plan
 
 FILE = "pretrain_mindspeed.sh"

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshwright.errors import InputError, shorten
 from meshwright.export.megatron.arguments import Given
-from meshwright.model import Model
-from meshwright.model.presets import find_preset, presets
+from meshwright.models import Model
+from meshwright.models.presets import find_preset, presets
 
 # Tokens of tokenizers that bring their own vocabulary.
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}

@@ -17,7 +17,7 @@ from meshwright.export.megatron.recompute import recompute_of
 from meshwright.export.megatron.stages import meant
 from meshwright.export.megatron.written import find_words
 from meshwright.export.uniform import Uniform
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job
 from meshwright.plan.document import Overlap
 from meshwright.plan.schedule import Schedule

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.export.megatron.arguments import Arguments, Given
-from meshwright.model import Model
-from meshwright.model.layer import Recompute
+from meshwright.models import Model
+from meshwright.models.layer import Recompute
 
 _SHARED = frozenset({"shared_router", "shared_gate", "shared_up", "shared_activation", "shared_down", "shared_scale"})
 MODULES: dict[str, frozenset[str]] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 from meshwright.export.contract import Inexpressible
 from meshwright.export.megatron.arguments import Arguments
-from meshwright.model import Model
-from meshwright.model.attention import Attention, LatentAttention
-from meshwright.model.feed_forward import Mlp, Moe
-from meshwright.model.presets import find_preset
+from meshwright.models import Model
+from meshwright.models.attention import Attention, LatentAttention
+from meshwright.models.feed_forward import Mlp, Moe
+from meshwright.models.presets import find_preset
 
 DECODERS = (
     "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3",

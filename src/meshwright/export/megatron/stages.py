@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.export.megatron.recompute import Repeated, operators_of
 from meshwright.export.uniform import Uniform, plan_of
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.document import Stage
 from meshwright.plan.spans import device_text, layer_range, span_name

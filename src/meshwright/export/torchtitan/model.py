@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.export.contract import Inexpressible
 from meshwright.export.torchtitan.known import FLAVORS
-from meshwright.model import Model
-from meshwright.model.presets import find_preset
+from meshwright.models import Model
+from meshwright.models.presets import find_preset
 
 # Names below are torchtitan 0.3.0's (models/llama3/__init__.py); helpers with an underscore are all it has for this.
 _LLAMA = '''\

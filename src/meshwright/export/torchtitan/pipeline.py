@@ -10,7 +10,7 @@ from meshwright.errors import shorten
 from meshwright.export.fields import Fields
 from meshwright.export.torchtitan.known import SCHEDULES
 from meshwright.export.uniform import stages_of
-from meshwright.model import Model
+from meshwright.models import Model
 from meshwright.plan import Job, Plan
 from meshwright.plan.actions import action_table
 from meshwright.plan.schedule import Schedule

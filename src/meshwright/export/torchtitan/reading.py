@@ -11,7 +11,7 @@ from meshwright.export.torchtitan.known import CONVERTERS, PRESETS
 from meshwright.export.torchtitan.model import flavor_of
 from meshwright.export.torchtitan.pipeline import piped
 from meshwright.export.torchtitan.source import table_of
-from meshwright.model import Model
+from meshwright.models import Model
 
 # Sections that say nothing about a plan (torchtitan/trainer.py, Trainer.Config), and fields of those that do.
 KNOWN = (

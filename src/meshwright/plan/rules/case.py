@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.model import Layer
+from meshwright.models import Layer
 from meshwright.plan.document import Pipeline, Plan, Stage
 from meshwright.plan.job import Job
 from meshwright.plan.spans import layers_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.model import Layer
+from meshwright.models import Layer
 from meshwright.plan.rules.case import Broken, Case
 from meshwright.plan.strategy import Span
 

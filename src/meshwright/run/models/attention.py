@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from meshwright.model.attention import Attention, LatentAttention
+from meshwright.models.attention import Attention, LatentAttention
 from meshwright.run.kernels import split_turned, turned
 from meshwright.run.models.attend import attend
 from meshwright.run.models.context import Context

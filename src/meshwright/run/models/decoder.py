@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.errors import InputError
-from meshwright.model import Layer, Model
-from meshwright.model.attention import Attention, LatentAttention
-from meshwright.model.feed_forward import Mlp, Moe
+from meshwright.models import Layer, Model
+from meshwright.models.attention import Attention, LatentAttention
+from meshwright.models.feed_forward import Mlp, Moe
 from meshwright.run.linear_loss import linear_loss
 from meshwright.run.models.attention import GroupedAttention, MultiLatentAttention
 from meshwright.run.models.context import Context

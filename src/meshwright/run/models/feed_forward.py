@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.model.feed_forward import Mlp
+from meshwright.models.feed_forward import Mlp
 from meshwright.run.kernels import gated as gated_silu
 from meshwright.run.models.context import Context
 from meshwright.run.models.linear import Product, Row

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.model.feed_forward import Moe
+from meshwright.models.feed_forward import Moe
 from meshwright.run.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
 from meshwright.run.lane import Lane
 from meshwright.run.models.balance import Routed, sample_gradient, with_gradient

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.model import Model
-from meshwright.model.presets import find_preset
+from meshwright.models import Model
+from meshwright.models.presets import find_preset
 
 # Families whose layers can be built and trained here; others can be planned.
 TRAINABLE = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.errors import InputError
-from meshwright.model.attention import Attention, core_keeps, relative_table
-from meshwright.model.ends import final_norm
-from meshwright.model.families.decoder import chain
-from meshwright.model.families.fields import MOST_LAYERS, Fields
-from meshwright.model.feed_forward import Mlp
-from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.operators import Place, layer_input, matmul, norm
+from meshwright.models.attention import Attention, core_keeps, relative_table
+from meshwright.models.embedding_and_head import final_norm
+from meshwright.models.families.decoder import chain
+from meshwright.models.families.fields import MOST_LAYERS, Fields
+from meshwright.models.feed_forward import Mlp
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.operators import Place, layer_input, matmul, norm
 
 
 def vit_layers(f: Fields) -> list[Layer]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.model.layer import Kept, Layer, LayerKind, Op, Pairs, Weight
-from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual, rotary
+from meshwright.models.layer import Kept, Layer, LayerKind, Op, Pairs, Weight
+from meshwright.models.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual, rotary
 
 
 @dataclass(frozen=True, slots=True)

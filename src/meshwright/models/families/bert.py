@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.model.attention import Attention
-from meshwright.model.ends import embedding, language_head
-from meshwright.model.families.decoder import chain
-from meshwright.model.families.fields import Fields
-from meshwright.model.feed_forward import Mlp
-from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.operators import Place, layer_input, matmul, norm
+from meshwright.models.attention import Attention
+from meshwright.models.embedding_and_head import embedding, language_head
+from meshwright.models.families.decoder import chain
+from meshwright.models.families.fields import Fields
+from meshwright.models.feed_forward import Mlp
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.operators import Place, layer_input, matmul, norm
 
 
 def bert_layers(f: Fields) -> list[Layer]:

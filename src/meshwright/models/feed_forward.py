@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.operators import NormKind, Place, dropout_mask, layer_input, matmul, norm, residual
 
 
 @dataclass(frozen=True, slots=True)

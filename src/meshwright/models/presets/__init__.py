@@ -9,8 +9,8 @@ from importlib import resources
 from typing import Any
 
 from meshwright.errors import UnknownName, plain
-from meshwright.model.chain import Model
-from meshwright.model.config import config_model
+from meshwright.models.from_config import config_model
+from meshwright.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)

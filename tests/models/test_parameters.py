@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from meshwright.model import Model, presets
+from meshwright.models import Model, presets
 
 # Beside the presets: the switches of each family that no preset sets.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

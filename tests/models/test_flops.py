@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwright.model import Model, Slice, presets
+from meshwright.models import Model, Slice, presets
 
 LENGTH = 64
 

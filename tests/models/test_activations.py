@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from meshwright.model import Model, Slice, presets
+from meshwright.models import Model, Slice, presets
 
 
 def block_bytes(model: Model, cut: Slice, recompute: object = "none") -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.model.attention import Attention, LatentAttention
-from meshwright.model.ends import embedding, final_norm, language_head
-from meshwright.model.families.fields import Fields
-from meshwright.model.feed_forward import Mlp, Moe
-from meshwright.model.layer import Layer
-from meshwright.model.operators import NormKind, Place
+from meshwright.models.attention import Attention, LatentAttention
+from meshwright.models.embedding_and_head import embedding, final_norm, language_head
+from meshwright.models.families.fields import Fields
+from meshwright.models.feed_forward import Mlp, Moe
+from meshwright.models.layer import Layer
+from meshwright.models.operators import NormKind, Place
 
 LayerAt = Callable[[Place], Layer]
 

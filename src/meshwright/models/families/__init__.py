@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.model.families.bert import bert_layers
-from meshwright.model.families.decoder import bloom_layers, decoder_layers, gpt2_layers
-from meshwright.model.families.fields import Fields
-from meshwright.model.families.t5 import t5_layers
-from meshwright.model.families.vision import swin_layers, vit_layers
-from meshwright.model.layer import Layer
+from meshwright.models.families.bert import bert_layers
+from meshwright.models.families.decoder import bloom_layers, decoder_layers, gpt2_layers
+from meshwright.models.families.fields import Fields
+from meshwright.models.families.t5 import t5_layers
+from meshwright.models.families.vision import swin_layers, vit_layers
+from meshwright.models.layer import Layer
 
 Builder = Callable[[Fields], list[Layer]]
 

@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.errors import InputError
-from meshwright.model.chain import Model
-from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.module_tree import Call, Link, find_links, identity, tensors_of
-from meshwright.model.written import write_model
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.model import Model
+from meshwright.models.model_table import write_model
+from meshwright.models.module_tree import Call, Link, find_links, identity, tensors_of
 
 
 def traced_model(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from meshwright.model.layer import Kept, Layer, LayerKind, Op, Scope, Weight
+from meshwright.models.layer import Kept, Layer, LayerKind, Op, Scope, Weight
 
 NormKind = Literal["layer", "rms"]
 

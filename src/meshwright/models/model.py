@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, UnknownName
-from meshwright.model.layer import Layer, Op, Recompute, Slice
+from meshwright.models.layer import Layer, Op, Recompute, Slice
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class Model:
         >>> Model.preset("GPT-2 XL").parameters
         1557611200
         """
-        from meshwright.model.presets import preset_model
+        from meshwright.models.presets import preset_model
 
         return preset_model(name)
 
@@ -67,7 +67,7 @@ class Model:
         >>> Model.from_config(tiny).parameters
         2688
         """
-        from meshwright.model.config import config_model
+        from meshwright.models.from_config import config_model
 
         return config_model(config, name)
 
@@ -80,7 +80,7 @@ class Model:
         Dimension 0 of every input tensor is the batch; `seq_dim` names the dimension that is the
         sequence, if there is one, so that FLOPs and bytes become functions of its length.
         """
-        from meshwright.model.trace import traced_model
+        from meshwright.models.from_module import traced_model
 
         return traced_model(module, inputs, keywords, name=name, seq_dim=seq_dim)
 
@@ -88,7 +88,7 @@ class Model:
     def load(what: str | Path | Mapping[str, Any]) -> Model:
         """Whatever a user may name: a preset, the path of a config.json (or its folder), or a table."""
         if isinstance(what, Mapping) and "layers" in what:
-            from meshwright.model.written import written_model
+            from meshwright.models.model_table import written_model
 
             return written_model(what)
         if not isinstance(what, str | Path):

@@ -8,9 +8,9 @@ from typing import Any
 
 from meshwright.base.files import read_json
 from meshwright.errors import InputError, closest_names, kind_of, shorten
-from meshwright.model.chain import Model
-from meshwright.model.families import FAMILIES
-from meshwright.model.families.fields import Fields
+from meshwright.models.families import FAMILIES
+from meshwright.models.families.fields import Fields
+from meshwright.models.model import Model
 
 # What a config of an unknown family would need to be read as a Llama-like decoder.
 _DECODER_FIELDS = (

@@ -14,8 +14,8 @@ import msgspec
 
 from meshwright.base.tables import Table, convert
 from meshwright.errors import InputError
-from meshwright.model.chain import Model
-from meshwright.model.layer import Kept, Layer, Op, Weight
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.model import Model
 
 # Of the polynomials that a trace fits: they may be negative, what they add up to is not.
 _COEFFICIENTS = {"flops_per_token", "flops_per_pair", "flops_per_sample", "per_token", "per_pair", "per_sample"}

@@ -1,9 +1,9 @@
 """What is trained? Layers with parameters, FLOPs and activations; presets; configs; any module."""
 
-from meshwright.model.chain import Model
-from meshwright.model.layer import Kept, Layer, Op, Recompute, Slice, Weight
-from meshwright.model.precision import PRECISIONS, Precision, precision
-from meshwright.model.presets import Preset, find_preset, presets
+from meshwright.models.layer import Kept, Layer, Op, Recompute, Slice, Weight
+from meshwright.models.model import Model
+from meshwright.models.precision import PRECISIONS, Precision, precision
+from meshwright.models.presets import Preset, find_preset, presets
 
 __all__ = [
     "PRECISIONS", "Kept", "Layer", "Model", "Op", "Precision", "Preset", "Recompute", "Slice", "Weight",

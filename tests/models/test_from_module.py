@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.errors import InputError
-from meshwright.model import Model, Slice, presets
+from meshwright.models import Model, Slice, presets
 
 
 def from_preset(name: str, **changes: object) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError, UnknownName
-from meshwright.model import Model, presets
+from meshwright.models import Model, presets
 
 LLAMA = presets()["tiny-llama"].config
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.model.layer import Kept, Layer, Op, Weight
-from meshwright.model.operators import NormKind, Place, dropout, layer_input, matmul, norm, norm_weight, statistics
+from meshwright.models.layer import Kept, Layer, Op, Weight
+from meshwright.models.operators import NormKind, Place, dropout, layer_input, matmul, norm, norm_weight, statistics
 
 
 def embedding(

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from meshwright.errors import InputError
-from meshwright.model.precision import precision
+from meshwright.models.precision import precision
 
 LayerKind = Literal[
     "embedding", "attention", "cross_attention", "mlp", "moe", "norm", "merge", "pooler", "head", "module"
@@ -170,7 +170,7 @@ class Op:
 class Layer:
     """One link of the chain, between two places where a pipeline may be cut.
 
-    >>> from meshwright.model import Model
+    >>> from meshwright.models import Model
     >>> layer = Model.preset("llama3-70b").layer("block.0.attention")
     >>> layer.kind, layer.parameters, layer.output_bytes(Slice(seq_len=8192))
     ('attention', 151003136, 134217728.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from meshwright.model.attention import Attention
-from meshwright.model.ends import embedding, final_norm, language_head
-from meshwright.model.families.fields import Fields
-from meshwright.model.feed_forward import Mlp
-from meshwright.model.layer import Layer
-from meshwright.model.operators import Place
+from meshwright.models.attention import Attention
+from meshwright.models.embedding_and_head import embedding, final_norm, language_head
+from meshwright.models.families.fields import Fields
+from meshwright.models.feed_forward import Mlp
+from meshwright.models.layer import Layer
+from meshwright.models.operators import Place
 
 
 def t5_layers(f: Fields) -> list[Layer]:
