@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.cluster import Cluster, device
+from meshwright.clusters import Cluster, device
 from meshwright.cost.collectives import Fabric
 from meshwright.cost.compute import Chip
 from meshwright.cost.layer import Placement, layer_time

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 import meshwright as mw
-from meshwright.cluster.catalogue import find_device
+from meshwright.clusters.catalogue import find_device
 from meshwright.models.attention import Attention
 from meshwright.models.embedding_and_head import embedding, final_norm, language_head
 from meshwright.models.families.decoder import chain

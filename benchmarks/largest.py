@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import meshwright as mw
-from meshwright.cluster.device import Group
+from meshwright.clusters.device import Group
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
 from meshwright.search.limits import Limits

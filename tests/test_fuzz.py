@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost import plan_memory
 from meshwright.errors import MeshwrightError
 from meshwright.models import Model, presets

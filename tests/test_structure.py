@@ -83,7 +83,7 @@ def test_rooms_import_only_what_they_may() -> None:
     ("file", "line"),
     [
         ("models/layer.py", "from meshwright.plan import Plan"),
-        ("cluster/device.py", "import meshwright.cost"),
+        ("clusters/device.py", "import meshwright.cost"),
         ("plan/job.py", "from meshwright.cost.memory import plan_memory"),
         ("cost/memory.py", "import meshwright.cli"),
         ("errors.py", "import meshwright.base.files"),

@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from meshwright import cost
-    from meshwright.cluster import Cluster
+    from meshwright.clusters import Cluster
     from meshwright.cost.estimate import Estimate
     from meshwright.export.contract import Exported
     from meshwright.models import Layer, Model, Slice
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from meshwright.plan import Job, Plan, Schedule, Strategy
 
 # Rooms, and the room of each noun: loaded when they are first asked for, since a question about a trace needs none of them.
-ROOMS = ("cluster", "cost", "models", "plan")
+ROOMS = ("clusters", "cost", "models", "plan")
 NOUNS = {
-    "Cluster": "cluster", "Job": "plan", "Layer": "models", "Model": "models", "Plan": "plan", "Schedule": "plan",
+    "Cluster": "clusters", "Job": "plan", "Layer": "models", "Model": "models", "Plan": "plan", "Schedule": "plan",
     "Slice": "models", "Strategy": "plan",
 }  # fmt: skip
 

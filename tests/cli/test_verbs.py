@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.base.units import size
 from meshwright.cli import VERBS
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost import plan_memory
 from meshwright.models import Model, presets
 from meshwright.plan import Job, Plan

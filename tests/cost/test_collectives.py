@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.collectives import Fabric, Tier, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
 from meshwright.cost.constants import DEFAULT
 

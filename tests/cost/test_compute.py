@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cluster import device
+from meshwright.clusters import device
 from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, peak_flops, product_seconds
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.runtime import runtime

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds
 from meshwright.cost.compute import Chip
 from meshwright.cost.constants import DEFAULT

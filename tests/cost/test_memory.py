@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost import fits, plan_memory, runtime
 from meshwright.cost.transient import transient
 from meshwright.errors import DoesNotFit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import format_named, read

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.cluster.measured import MeasuredLink
+from meshwright.clusters.measurements import MeasuredLink
 from meshwright.measure import fitting, links
 from meshwright.measure.samples import Sample
 from meshwright.measure.timing import Timing

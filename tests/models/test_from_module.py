@@ -333,7 +333,7 @@ def test_experts_in_one_grouped_product_are_counted() -> None:
 
 def test_a_plan_of_a_traced_model_survives() -> None:
     """Convolutions without padding make polynomials that dip below zero for tiny inputs."""
-    from meshwright.cluster import Cluster
+    from meshwright.clusters import Cluster
     from meshwright.plan import Job, Plan
 
     chain = Model.from_module(nn.Sequential(*(nn.Conv1d(8, 8, 3) for _ in range(4))), torch.zeros(1, 8, 64), seq_dim=2)
@@ -382,7 +382,7 @@ def test_the_first_block_is_a_block() -> None:
 
 
 def test_a_frozen_tied_weight_is_not_trained_anywhere() -> None:
-    from meshwright.cluster import Cluster
+    from meshwright.clusters import Cluster
     from meshwright.cost import plan_memory
     from meshwright.plan import Job, Plan
 

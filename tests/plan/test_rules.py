@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError, PlanError
 from meshwright.models import Model
 from meshwright.plan import RULES, Plan, rule_name

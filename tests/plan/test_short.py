@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import Model
 from meshwright.plan import Job, Plan, parse_short

@@ -17,7 +17,7 @@ import deepspeed
 from deepspeed.runtime import config as ds
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.export.contract import Beside
 from meshwright.export.deepspeed_reading import KNOWN, ZERO

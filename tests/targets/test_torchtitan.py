@@ -24,7 +24,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
 from torchtitan.trainer import Trainer
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.export.contract import Beside
 from meshwright.export.formats import export, read
 from meshwright.export.torchtitan.known import CONFIGS, FLAVORS, LONGEST

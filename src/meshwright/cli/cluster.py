@@ -32,7 +32,7 @@ def detect(output: str | None, json_: bool) -> None:
     import tomli_w
 
     from meshwright.base.files import write_text
-    from meshwright.cluster.detect import detect as look
+    from meshwright.clusters.detect import detect as look
 
     found = look()
     text = tomli_w.dumps(found.table)

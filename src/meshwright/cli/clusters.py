@@ -8,8 +8,8 @@ import click
 
 from meshwright.base.units import MICRO, TERA, rate, size
 from meshwright.cli.common import as_json, complete_clusters, console, print_json
-from meshwright.cluster import Cluster, Device, Group, Link, device, device_aliases, device_names
-from meshwright.cluster.catalogue import server_size
+from meshwright.clusters import Cluster, Device, Group, Link, device, device_aliases, device_names
+from meshwright.clusters.catalogue import server_size
 
 EPILOG = """
 \b

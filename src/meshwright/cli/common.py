@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from meshwright.base.files import decode_text, parse_json, read_json
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost import RUNTIMES
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model, presets
@@ -58,7 +58,7 @@ def complete_models(_: click.Context, __: click.Parameter, typed: str) -> list[s
 
 
 def complete_clusters(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-    from meshwright.cluster import device_names
+    from meshwright.clusters import device_names
 
     before, times, last = typed.rpartition("x") if typed[:1].isdigit() else ("", "", typed)
     return [f"{before}{times}{name}" for name in device_names() if name.startswith(last.lower())]

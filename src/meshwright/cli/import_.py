@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.base.files import decode_text, read_text, writable
 from meshwright.cli.common import as_json, complete_clusters, complete_models, print_json
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError, closest_names
 from meshwright.export.contract import Beside, Imported
 from meshwright.export.formats import format_named, read

@@ -50,7 +50,7 @@ def command(
         _layers(model, cluster or "local:1", options, json_)
         return
     from meshwright.cli.clusters import cluster_facts
-    from meshwright.cluster import Cluster
+    from meshwright.clusters import Cluster
     from meshwright.measure.front import measure
     from meshwright.measure.progress import bar
 
@@ -87,7 +87,7 @@ def _layers(model: str, cluster: str, options: dict[str, Any], json_: bool) -> N
     from rich.table import Table
 
     from meshwright.cli.common import job_of
-    from meshwright.cluster import Cluster
+    from meshwright.clusters import Cluster
     from meshwright.measure.front import layers
 
     cpu = Cluster.load(cluster).device(0).architecture == "cpu"

@@ -12,7 +12,7 @@ from meshwright.base.files import writable, write_text
 from meshwright.base.units import size
 from meshwright.cli.common import as_json, complete_clusters, complete_models, console, own_runtime_option, print_json
 from meshwright.cli.searching import Watch, limits_from, search_options
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model
 from meshwright.plan import OPTIMIZERS

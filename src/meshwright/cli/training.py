@@ -13,7 +13,7 @@ import click
 
 from meshwright.base.units import size
 from meshwright.cli.common import load_plan, notes_on
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import Model
 from meshwright.plan import Job, Plan, parse_short

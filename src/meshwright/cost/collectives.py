@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster import Cluster, Group, Link
+from meshwright.clusters import Cluster, Group, Link
 from meshwright.cost.constants import DEFAULT, Constants
 
 Array = Any

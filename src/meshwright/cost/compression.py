@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.plan import Job, Plan
 from meshwright.plan.spans import layers_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster import Device
-from meshwright.cluster.measured import Attention, Measured, Products
+from meshwright.clusters import Device
+from meshwright.clusters.measurements import Attention, Measured, Products
 from meshwright.cost.constants import DEFAULT, Architecture, Constants, seen_on
 from meshwright.cost.runtime import Runtime
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.cluster import Cluster, Device
+from meshwright.clusters import Cluster, Device
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from meshwright.base.units import size
-from meshwright.cluster import Device, Group
-from meshwright.cluster.measured import Measured
+from meshwright.clusters import Device, Group
+from meshwright.clusters.measurements import Measured
 from meshwright.cost.residuals import residual_bytes
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.cost.transient import Transient, transient, weight_gradient_buffers

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.layer import Placement
 from meshwright.plan import Span

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.cost.compression import Codec
 from meshwright.errors import UnknownName
 from meshwright.models import Slice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.cluster import Cluster, Device, Link
-from meshwright.cluster.measured import Measured
+from meshwright.clusters import Cluster, Device, Link
+from meshwright.clusters.measurements import Measured
 from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.compute import Chip
 from meshwright.cost.constants import Constants, seen_on

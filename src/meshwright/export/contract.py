@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models import Model
 from meshwright.plan import Job, Plan

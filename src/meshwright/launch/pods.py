@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.cluster import Device, reported_names
+from meshwright.clusters import Device, reported_names
 from meshwright.errors import InputError
 from meshwright.launch.placement import Alike
 from meshwright.launch.request import GRACE, Request

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.base.processes import this_machine
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.cost.estimate import Estimate
 from meshwright.errors import STOPPED, InputError, TrainingFailed
 from meshwright.launch.placement import Alike
@@ -62,7 +62,7 @@ def bundles(request: Request) -> list[Bundle]:
 def accelerator_type(device: Device) -> str:
     """What Ray calls a kind of device (ray/util/accelerators); nodes of other kinds must be started with that resource.
 
-    >>> from meshwright.cluster import Cluster
+    >>> from meshwright.clusters import Cluster
     >>> [accelerator_type(Cluster.preset(name).device(0)) for name in ("a100-40gb", "mi300x", "h100")]
     ['A100', 'AMD-Instinct-MI300X-OAM', 'H100']
     """

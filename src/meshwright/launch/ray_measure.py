@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.base.files import write_text
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import MeshwrightError
 from meshwright.launch.ray_driver import connected
 from meshwright.launch.ray_rank import Rank

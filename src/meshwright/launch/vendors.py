@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.errors import InputError
 from meshwright.launch.placement import Alike
 
@@ -43,7 +43,7 @@ def vendor_of(device: Device) -> Vendor:
 def visible(device: Device, some: Alike) -> dict[str, str]:
     """The environment of processes on nodes of which some devices are left idle: they see the others only.
 
-    >>> from meshwright.cluster import Cluster
+    >>> from meshwright.clusters import Cluster
     >>> h100 = Cluster.preset("1x8xh100").device(0)
     >>> visible(h100, Alike(0, 1, 8, (4, 5), 0, 0)), visible(h100, Alike(0, 1, 2, (0, 1), 0, 0))
     ({'CUDA_VISIBLE_DEVICES': '4,5'}, {})

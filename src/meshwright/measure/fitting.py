@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster.measured import Attention, Products
+from meshwright.clusters.measurements import Attention, Products
 from meshwright.measure.samples import Sample
 
 Array = Any

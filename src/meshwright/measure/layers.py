@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import BACKWARD_KERNELS, layer_passes

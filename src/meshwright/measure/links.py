@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.cluster.measured import MeasuredLink
+from meshwright.clusters.measurements import MeasuredLink
 from meshwright.measure.fitting import fitted
 from meshwright.measure.samples import Sample
 from meshwright.measure.timing import Timing

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from meshwright.base.units import GIB, GIGA, MICRO, TERA
-from meshwright.cluster.device import Link
-from meshwright.cluster.measured import MeasuredLink
+from meshwright.clusters.device import Link
+from meshwright.clusters.measurements import MeasuredLink
 from meshwright.measure import fitting, layers, links, samples
 from meshwright.measure.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measure.samples import ACCELERATOR, PROCESSOR, Sample

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from meshwright.base.processes import script_left_alone
-from meshwright.cluster import Cluster
-from meshwright.cluster.detect import detect
+from meshwright.clusters import Cluster
+from meshwright.clusters.detect import detect
 from meshwright.errors import MeshwrightError
 from meshwright.measure import links
 from meshwright.measure.layers import Compared, beside_kernels, compare

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from meshwright.base.tables import Table
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.errors import InputError, UnknownName
 from meshwright.models import Model, precision
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from meshwright.cluster import MOST_DEVICES
+from meshwright.clusters import MOST_DEVICES
 from meshwright.errors import InputError, shorten
 from meshwright.models import Layer, Model
 

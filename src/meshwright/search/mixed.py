@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import Runtime

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, Constants, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime

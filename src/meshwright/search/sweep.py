@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from meshwright.base.parallel import in_parallel
-from meshwright.cluster import Cluster
+from meshwright.clusters import Cluster
 from meshwright.cost.estimate import Estimate
 from meshwright.cost.page import plan_text
 from meshwright.cost.runtime import Runtime, runtime

@@ -13,7 +13,7 @@ from math import log2
 from msgspec.structs import replace as changed
 
 from meshwright.base.units import GIB, size
-from meshwright.cluster import Link
+from meshwright.clusters import Link
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.plan import Job, Plan
 from meshwright.plan.job import LARGEST_BATCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.compress.decide.choose import Costs
 from meshwright.compress.decide.facts import Way
 from meshwright.compress.decide.pipeline import Leg, Strand

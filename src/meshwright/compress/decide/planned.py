@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from meshwright.cluster import Device
+from meshwright.clusters import Device
 from meshwright.compress.decide.accelerated import Accelerated
 from meshwright.compress.decide.choose import WIDE, Costs, Decision, priced, worth
 from meshwright.compress.decide.facts import Cost, Facts, Link, Unit, Way

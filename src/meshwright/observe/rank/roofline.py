@@ -46,7 +46,7 @@ def roofline(properties: dict[str, Any]) -> Roofline | None:
     >>> roofline({"name": "NVIDIA A100-PG509-200", "totalGlobalMem": 42505273344}).device
     'a100-40gb'
     """
-    from meshwright.cluster import catalogue  # a twentieth of a second, which traces without shapes need not spend
+    from meshwright.clusters import catalogue  # a twentieth of a second, which traces without shapes need not spend
 
     name = str(properties.get("name") or "")
     size = properties.get("totalGlobalMem")

@@ -10,9 +10,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from meshwright.base.tables import Table, convert
 from meshwright.base.units import GIB, GIGA, MICRO, TERA
-from meshwright.cluster import catalogue
-from meshwright.cluster.device import Device, Group, Link, LinkKind, Topology
-from meshwright.cluster.measured import Measured, MeasuredLinkTable, MeasuredTable, measured, measured_link
+from meshwright.clusters import catalogue
+from meshwright.clusters.device import Device, Group, Link, LinkKind, Topology
+from meshwright.clusters.measurements import Measured, MeasuredLinkTable, MeasuredTable, measured, measured_link
 from meshwright.errors import InputError, UnknownName, shorten
 
 MOST_DEVICES = 1_000_000

@@ -7,10 +7,10 @@ from importlib import resources
 
 import pytest
 
-from meshwright.cluster import Cluster, device, device_aliases, device_names, source
+from meshwright.clusters import Cluster, device, device_aliases, device_names, source
 from meshwright.errors import plain
 
-TABLE = tomllib.loads(resources.files("meshwright.cluster").joinpath("catalogue.toml").read_text("utf-8"))
+TABLE = tomllib.loads(resources.files("meshwright.clusters").joinpath("catalogue.toml").read_text("utf-8"))
 
 
 def numbers(table: object, path: str = "") -> list[tuple[str, object]]:

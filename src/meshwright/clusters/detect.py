@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.base.units import GIB, GIGA, MICRO, TERA
-from meshwright.cluster import catalogue
-from meshwright.cluster.cluster import Cluster
+from meshwright.clusters import catalogue
+from meshwright.clusters.cluster import Cluster
 from meshwright.errors import InputError, plain
 
 _TIMEOUT = 20  # seconds; a vendor tool that hangs must not hang us

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cluster import Cluster
-from meshwright.cluster.detect import _memory_limit, detect
+from meshwright.clusters import Cluster
+from meshwright.clusters.detect import _memory_limit, detect
 from meshwright.errors import InputError
 
 H100_TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n"

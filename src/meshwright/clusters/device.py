@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from meshwright.cluster.measured import Measured, MeasuredLink
+from meshwright.clusters.measurements import Measured, MeasuredLink
 
 LinkKind = Literal[
     "nvlink", "xgmi", "hccs", "ici", "blink", "package", "pcie", "memory", "infiniband", "roce", "ethernet"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.base.files import read_toml
-from meshwright.cluster.device import Device, Group, Link
-from meshwright.cluster.written import groups_of, parse_groups
+from meshwright.clusters.device import Device, Group, Link
+from meshwright.clusters.parsing import groups_of, parse_groups
 from meshwright.errors import InputError, kind_of
 
 
@@ -115,7 +115,7 @@ class Cluster:
 
 def _local(text: str) -> Cluster:
     """`local` is this machine; `local:4` four of its devices, or four worker processes without any."""
-    from meshwright.cluster.detect import detect
+    from meshwright.clusters.detect import detect
 
     wanted = text.partition(":")[2]
     if ":" in text and not (re.fullmatch(r"[0-9]{1,4}", wanted) and 1 <= int(wanted) <= 1024):

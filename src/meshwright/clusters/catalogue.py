@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from meshwright.base.units import GIB, GIGA, MICRO, TERA
-from meshwright.cluster.device import Device, Group, Link
+from meshwright.clusters.device import Device, Group, Link
 from meshwright.errors import UnknownName, plain
 
 

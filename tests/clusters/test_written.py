@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster import Cluster, device_names
+from meshwright.clusters import Cluster, device_names
 from meshwright.errors import InputError, UnknownName
 
 GOOD = """
