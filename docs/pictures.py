@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from meshwright.cost import plan_memory
-from meshwright.plan import Plan
-from meshwright.plan.picture import draw
+from meshwright.plans import Plan
+from meshwright.plans.picture import draw
 
 HERE = Path(__file__).parent
 

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import meshwright as mw
-from meshwright.export.contract import Beside
-from meshwright.export.formats import read
+from meshwright.frameworks.contract import Beside
+from meshwright.frameworks.registry import read
 from meshwright.search.explain import explain
 from meshwright.search.targets import limits_for, target
 

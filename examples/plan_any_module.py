@@ -9,7 +9,7 @@ from torch import nn
 import meshwright as mw
 from meshwright.base.units import count, size
 from meshwright.cost import plan_memory
-from meshwright.plan.picture import draw
+from meshwright.plans.picture import draw
 
 
 class Block(nn.Module):

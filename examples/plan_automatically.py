@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 import meshwright as mw
-from meshwright.plan.picture import draw
+from meshwright.plans.picture import draw
 from meshwright.search.explain import explain, runners_up
 from meshwright.search.planner import plan
 from meshwright.search.report import report

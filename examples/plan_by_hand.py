@@ -11,7 +11,7 @@ from rich.console import Console
 import meshwright as mw
 from meshwright.base.units import size
 from meshwright.cost import fits, plan_memory
-from meshwright.plan.picture import draw
+from meshwright.plans.picture import draw
 
 console = Console()
 

@@ -14,7 +14,7 @@ from meshwright.clusters import Cluster
 from meshwright.cost import plan_memory
 from meshwright.errors import MeshwrightError
 from meshwright.models import Model, presets
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 
 SMALL = {"model": "tiny-moe", "cluster": "2x4xh100", "global_batch": 16, "seq_len": 256, "tp": 2, "pp": 2, "virtual": 2}
 FULL = Plan.of(SMALL).to_table()

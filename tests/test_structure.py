@@ -82,12 +82,12 @@ def test_rooms_import_only_what_they_may() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("models/layer.py", "from meshwright.plan import Plan"),
+        ("models/layer.py", "from meshwright.plans import Plan"),
         ("clusters/device.py", "import meshwright.cost"),
-        ("plan/job.py", "from meshwright.cost.memory import plan_memory"),
+        ("plans/job.py", "from meshwright.cost.memory import plan_memory"),
         ("cost/memory.py", "import meshwright.cli"),
         ("errors.py", "import meshwright.base.files"),
-        ("plan/job.py", "import torch"),
+        ("plans/job.py", "import torch"),
         ("attic/__init__.py", "VALUE = 1"),  # a room nobody has placed in the order
     ],
 )
@@ -189,7 +189,7 @@ def plans_in_the_documentation() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "text"), plans_in_the_documentation())
 def test_plans_in_the_documentation_are_valid(page: str, text: str) -> None:
-    from meshwright.plan import Plan
+    from meshwright.plans import Plan
 
     assert Plan.parse(text).devices > 0
 
@@ -211,8 +211,8 @@ def test_examples_run(example: Path) -> None:
 
 def test_every_rule_and_verb_is_documented() -> None:
     from meshwright.cli import VERBS
-    from meshwright.plan import RULES, rule_name
+    from meshwright.plans import RULES, rule_name
 
-    rules, verbs = (ROOT / "docs/plan.md").read_text(), (ROOT / "docs/cli.md").read_text()
+    rules, verbs = (ROOT / "docs/plans.md").read_text(), (ROOT / "docs/cli.md").read_text()
     assert {name for name in map(rule_name, RULES) if f"| `{name}` |" not in rules} == set()
     assert {verb for verb in VERBS if f"`meshwright {verb}" not in verbs} == set()

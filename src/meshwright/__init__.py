@@ -9,33 +9,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from meshwright import export
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meshwright import cost
     from meshwright.clusters import Cluster
     from meshwright.cost.estimate import Estimate
-    from meshwright.export.contract import Exported
+    from meshwright.frameworks.contract import Exported
     from meshwright.models import Layer, Model, Slice
     from meshwright.observe.analysis import Analysis
     from meshwright.observe.watch.session import Watch
-    from meshwright.plan import Job, Plan, Schedule, Strategy
+    from meshwright.plans import Job, Plan, Schedule, Strategy
 
 # Rooms, and the room of each noun: loaded when they are first asked for, since a question about a trace needs none of them.
-ROOMS = ("clusters", "cost", "models", "plan")
+ROOMS = ("clusters", "cost", "models", "plans")
 NOUNS = {
-    "Cluster": "clusters", "Job": "plan", "Layer": "models", "Model": "models", "Plan": "plan", "Schedule": "plan",
-    "Slice": "models", "Strategy": "plan",
+    "Cluster": "clusters", "Job": "plans", "Layer": "models", "Model": "models", "Plan": "plans", "Schedule": "plans",
+    "Slice": "models", "Strategy": "plans",
 }  # fmt: skip
 
 
@@ -60,7 +56,7 @@ def estimate(job: Job, plan: Plan | dict[str, Any], runtime: str = "meshwright")
     True
     """
     from meshwright.cost.estimate import estimate as price  # numpy only when it is needed
-    from meshwright.plan import Job, Plan
+    from meshwright.plans import Job, Plan
 
     if not isinstance(job, Job):
         raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
@@ -145,45 +141,36 @@ def analyze(
     return look(paths, plan=plan, workers=workers, ray=ray, cache=cache, tell=tell or (lambda done, of: None))
 
 
-class PlanRoom(ModuleType):
-    """`meshwright.plan` is a room, and the verb that fills one of its documents; it takes this class when it is loaded."""
+def plan(
+    job: Job,
+    runtime: str = "meshwright",
+    *,
+    fix: Mapping[str, Any] | None = None,
+    forbid: Iterable[str] = (),
+    time_limit: float | None = None,
+    solver: str = "exact",
+    headroom: float = 0.0,
+) -> Plan:
+    """Return the best plan for a job, with its proof in `search` and its cost in `estimate`."""
+    from meshwright.plans import Job
+    from meshwright.search.planner import plan as search  # numpy only when it is needed
 
-    def __call__(
-        self,
-        job: Job,
-        runtime: str = "meshwright",
-        *,
-        fix: Mapping[str, Any] | None = None,
-        forbid: Iterable[str] = (),
-        time_limit: float | None = None,
-        solver: str = "exact",
-        headroom: float = 0.0,
-    ) -> Plan:
-        """The best plan for a job, with its proof in `search` and its cost in `estimate`."""
-        from meshwright.plan import Job
-        from meshwright.search.planner import plan  # numpy only when it is needed
-
-        if not isinstance(job, Job):
-            raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
-        return plan(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver, headroom=headroom).plan
+    if not isinstance(job, Job):
+        raise InputError(f"is {type(job).__name__}, expected a Job", field="job")
+    return search(job, runtime, fix=fix, forbid=forbid, time_limit=time_limit, solver=solver, headroom=headroom).plan
 
 
-class ExportRoom(ModuleType):
-    """`meshwright.export` is a room, and the verb that it holds."""
+def export(plan: Plan, name: str) -> Exported:
+    """Return a plan in the words of a framework: `meshwright.export(plan, "megatron").files`."""
+    from meshwright.frameworks.registry import export as write
+    from meshwright.plans import Plan
 
-    def __call__(self, plan: Plan, name: str) -> Exported:
-        """A plan in the words of a framework: `meshwright.export(plan, "megatron").files`."""
-        from meshwright.export.formats import export
-        from meshwright.plan import Plan
+    if not isinstance(plan, Plan):
+        raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan")
+    return write(plan.resolve(), plan, name)
 
-        if not isinstance(plan, Plan):
-            raise InputError(f"is {type(plan).__name__}, expected a Plan", field="plan")
-        return export(plan.resolve(), plan, name)
-
-
-sys.modules["meshwright.export"].__class__ = ExportRoom
 
 __all__ = [
     "Cluster", "DoesNotFit", "InputError", "Job", "Layer", "MeshwrightError", "Model", "Plan", "PlanError", "Schedule",
-    "Slice", "Strategy", "UnknownName", "__version__", "analyze", "cost", "estimate", "export", "train", "watch",
+    "Slice", "Strategy", "UnknownName", "__version__", "analyze", "estimate", "export", "plan", "train", "watch",
 ]  # fmt: skip

@@ -95,7 +95,7 @@ class UnknownName(InputError):
 
 
 class PlanError(InputError):
-    """A plan that breaks one of the rules of `meshwright.plan.rules`, by the rule's name."""
+    """A plan that breaks one of the rules of `meshwright.plans.rules`, by the rule's name."""
 
     def __init__(self, rule: str, problem: str, *, field: str = "", valid: str = "") -> None:
         self.rule = rule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from tests.conftest import ROOT, Run
 
 SCRIPT = str(ROOT / "examples/megatron_llama3_70b.sh")

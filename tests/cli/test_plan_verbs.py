@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.searching import Watch, proof
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from meshwright.search.features import choices, spans_of
 from tests.conftest import Run
 

@@ -14,7 +14,7 @@ from meshwright.cli import VERBS
 from meshwright.clusters import Cluster
 from meshwright.cost import plan_memory
 from meshwright.models import Model, presets
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from tests.conftest import ROOT, Run
 
 SHORT = {"model": "llama3-70b", "cluster": "8x8xh100", "global_batch": 512, "seq_len": 8192, "tp": 8, "pp": 4}

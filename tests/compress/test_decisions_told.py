@@ -13,7 +13,7 @@ from meshwright.compress import codec
 from meshwright.compress.decide import Auto, Way
 from meshwright.compress.sync import Choice, Gradients, Options, Synchroniser
 from meshwright.errors import InputError
-from meshwright.plan import Compression
+from meshwright.plans import Compression
 from tests.run.pool import pool
 
 SHAPES = ((300, 200), (200,), (64, 64))

@@ -186,7 +186,7 @@ def test_a_slow_link_compresses_a_plan_and_a_fast_one_does_not() -> None:
 
 
 def layers(work: mw.Job, text: str) -> list[str]:
-    from meshwright.plan.spans import layers_of
+    from meshwright.plans.spans import layers_of
 
     return [layer.name for layer in layers_of(work.model, text) if layer.parameters]
 

@@ -16,8 +16,8 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.cost.site import Site
-from meshwright.plan import Compression
-from meshwright.plan.rules import check
+from meshwright.plans import Compression
+from meshwright.plans.rules import check
 
 SLOW = replace(RUNTIMES["meshwright"], overlap_gradients=False)  # nothing hides the gradients
 

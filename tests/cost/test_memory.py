@@ -9,7 +9,7 @@ from meshwright.cost import fits, plan_memory, runtime
 from meshwright.cost.transient import transient
 from meshwright.errors import DoesNotFit
 from meshwright.models import Model, Slice
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 
 P = 6_738_415_616  # Llama-7B
 

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.cost import simulate
 from meshwright.errors import InputError
-from meshwright.plan import Schedule, action_table
-from meshwright.plan.schedule import Action
+from meshwright.plans import Schedule, action_table
+from meshwright.plans.schedule import Action
 
 UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}
 

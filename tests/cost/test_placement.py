@@ -10,7 +10,7 @@ import meshwright as mw
 from meshwright.cost.collectives import Fabric
 from meshwright.cost.estimate import estimate
 from meshwright.cost.placement import counts, group, halves, placement
-from meshwright.plan import Span
+from meshwright.plans import Span
 
 CLUSTER = mw.Cluster.preset("4x8xh100")
 FABRIC = Fabric.of(CLUSTER.groups[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import meshwright as mw
 from meshwright.launch.request import Request
-from meshwright.plan.spans import device_text
+from meshwright.plans.spans import device_text
 from meshwright.run.options import Training
 
 # Three processes on two unlike nodes; device 2, the first of the second node, is idle.

@@ -222,7 +222,7 @@ class Tied(nn.Module):
 
 def test_a_tied_head_is_a_copy_on_another_stage() -> None:
     from meshwright.cost import plan_memory
-    from meshwright.plan import Plan
+    from meshwright.plans import Plan
 
     chain = Model.from_module(Tied(), torch.zeros(2, 16, dtype=torch.long), seq_dim=1)
     assert [layer.name for layer in chain.layers] == ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
@@ -334,7 +334,7 @@ def test_experts_in_one_grouped_product_are_counted() -> None:
 def test_a_plan_of_a_traced_model_survives() -> None:
     """Convolutions without padding make polynomials that dip below zero for tiny inputs."""
     from meshwright.clusters import Cluster
-    from meshwright.plan import Job, Plan
+    from meshwright.plans import Job, Plan
 
     chain = Model.from_module(nn.Sequential(*(nn.Conv1d(8, 8, 3) for _ in range(4))), torch.zeros(1, 8, 64), seq_dim=2)
     plan = Plan.of({"pp": 2}, Job(chain, Cluster.preset("2xh100"), 2, 64))
@@ -384,7 +384,7 @@ def test_the_first_block_is_a_block() -> None:
 def test_a_frozen_tied_weight_is_not_trained_anywhere() -> None:
     from meshwright.clusters import Cluster
     from meshwright.cost import plan_memory
-    from meshwright.plan import Job, Plan
+    from meshwright.plans import Job, Plan
 
     module = Tied()
     module.embed.weight.requires_grad_(False)

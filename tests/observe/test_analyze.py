@@ -24,7 +24,7 @@ from meshwright.observe.report.page import read_ranks
 from meshwright.observe.report.perfetto import merged
 from meshwright.observe.report.sql import ask
 from meshwright.observe.report.terminal import lines, notes
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from tests.conftest import ROOT, Run
 
 TRACES = ROOT / "tests/data/traces"

@@ -11,7 +11,7 @@ import pytest
 from meshwright.cost.estimate import Estimate
 from meshwright.observe.job.against_plan import Against, compare
 from meshwright.observe.job.predicted import REST, Promise, promised
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from tests.observe.jobs import Collective, Compute, Host, Op, Recv, Send, Step, as_facts, simulate
 
 KERNELS = {

@@ -11,7 +11,7 @@ import torch
 
 import meshwright as mw
 from meshwright.errors import PlanError
-from meshwright.plan.spans import layers_of
+from meshwright.plans.spans import layers_of
 from meshwright.run.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, Batch, Shown, optimizer_of

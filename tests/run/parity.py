@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.plan.short import parse_short
+from meshwright.plans.short_form import parse_short
 from meshwright.run.apply import apply
 from meshwright.run.lane import Groups
 from meshwright.run.models import Context, build, fresh

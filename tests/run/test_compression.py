@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.plan import Compression
+from meshwright.plans import Compression
 from meshwright.run.apply import apply
 from meshwright.run.checkpoint import Checkpoints, latest
 from meshwright.run.optimizers.choose import optimizer_for

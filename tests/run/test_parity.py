@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, PlanError
-from meshwright.plan.document import Compression
+from meshwright.plans.document import Compression
 from meshwright.run.apply import apply
 from meshwright.run.loss import next_tokens
 from meshwright.run.models import Context, build

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.errors import MeshwrightError
-from meshwright.plan import Pipeline, Schedule, Span, Stage
-from meshwright.plan.rules import check
-from meshwright.plan.schedule import group_of_stage
-from meshwright.plan.spans import device_text, span_name
-from meshwright.plan.strategy import DEFAULT_ORDER, Offload
+from meshwright.plans import Pipeline, Schedule, Span, Stage
+from meshwright.plans.rules import check
+from meshwright.plans.schedule import group_of_stage
+from meshwright.plans.spans import device_text, span_name
+from meshwright.plans.strategy import DEFAULT_ORDER, Offload
 from meshwright.search.limits import Limits
 from meshwright.search.modes import Mode
 

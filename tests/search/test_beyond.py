@@ -15,8 +15,8 @@ from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.plan import Compression, Plan, Span
-from meshwright.plan.rules import check
+from meshwright.plans import Compression, Plan, Span
+from meshwright.plans.rules import check
 from meshwright.search.compress import compressed
 from meshwright.search.planner import plan
 from meshwright.search.swap import swapped

@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.plan.rules import check
+from meshwright.plans.rules import check
 from meshwright.search.build import plan_of
 from meshwright.search.limits import Limits
 from meshwright.search.solve import Search

@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.errors import InputError, UnknownName
-from meshwright.plan import Offload
+from meshwright.plans import Offload
 from meshwright.search.bottleneck import limit_of, small_products, stage_limits
 from meshwright.search.explain import explain, losses, runners_up
 from meshwright.search.features import choices, spans_of

@@ -7,7 +7,7 @@ import pytest
 import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.plan.rules import check
+from meshwright.plans.rules import check
 from meshwright.search.chain import solve
 from meshwright.search.layers import best_layered, instance_of, layered, ways_of
 from meshwright.search.limits import Limits

@@ -12,9 +12,9 @@ import pytest
 import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.errors import MeshwrightError
-from meshwright.plan import Pipeline, Stage
-from meshwright.plan.rules import check
-from meshwright.plan.spans import device_text, layers_of
+from meshwright.plans import Pipeline, Stage
+from meshwright.plans.rules import check
+from meshwright.plans.spans import device_text, layers_of
 from meshwright.search.planner import NothingFits, plan
 from meshwright.search.runners import runners_up
 

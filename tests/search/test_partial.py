@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.plan.strategy import Offload
+from meshwright.plans.strategy import Offload
 from meshwright.search.build import plan_of
 from meshwright.search.headroom import with_memory
 from meshwright.search.limits import Limits

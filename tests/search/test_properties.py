@@ -15,8 +15,8 @@ import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import InputError, UnknownName
-from meshwright.plan.rules import check
-from meshwright.plan.spans import layers_of
+from meshwright.plans.rules import check
+from meshwright.plans.spans import layers_of
 from meshwright.search.limits import FORBIDDABLE
 from meshwright.search.planner import NothingFits, plan
 from meshwright.search.solve import Search

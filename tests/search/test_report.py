@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import meshwright as mw
-from meshwright.plan.estimate import MEMORY_PARTS
-from meshwright.plan.spans import layer_range
+from meshwright.plans.spans import layer_range
+from meshwright.plans.stored_estimate import MEMORY_PARTS
 from meshwright.search.explain import Explanation, RunnerUp, explain, runners_up
 from meshwright.search.features import spans_of
 from meshwright.search.planner import Answer, plan

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost.pipeline import simulate
-from meshwright.plan.actions import _walked, action_table, in_flight
-from meshwright.plan.schedule import Schedule
+from meshwright.plans.action_table import _walked, action_table, in_flight
+from meshwright.plans.schedule import Schedule
 from meshwright.search.timing import StageTimes, alive, durations, ends, least_ends, most_alive, warm_up
 
 SCHEDULES = [

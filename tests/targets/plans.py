@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 
 DENSE: dict[str, Any] = {"model": "llama3-8b", "cluster": "2x8xh100", "global_batch": 128, "seq_len": 8192}
 EXPERTS: dict[str, Any] = {"model": "qwen3-30b-a3b", "cluster": "2x8xh100", "global_batch": 64, "seq_len": 4096}

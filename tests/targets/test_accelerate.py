@@ -17,8 +17,8 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-from meshwright.export.accelerate_reading import KNOWN, _yaml
-from meshwright.export.formats import export
+from meshwright.frameworks.accelerate.read import KNOWN, _yaml
+from meshwright.frameworks.registry import export
 from tests.targets.plans import PLANS, made
 
 

@@ -15,7 +15,7 @@ if not installed("areal"):
 import lark
 import yaml
 
-from meshwright.export.formats import export
+from meshwright.frameworks.registry import export
 from tests.targets.plans import PLANS, made
 
 

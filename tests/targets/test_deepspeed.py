@@ -19,9 +19,9 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.export.contract import Beside
-from meshwright.export.deepspeed_reading import KNOWN, ZERO
-from meshwright.export.formats import export, read
+from meshwright.frameworks.contract import Beside
+from meshwright.frameworks.deepspeed.read import KNOWN, ZERO
+from meshwright.frameworks.registry import export, read
 from meshwright.models import Model
 from tests.targets.plans import DENSE, PLANS, made
 

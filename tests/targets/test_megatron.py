@@ -16,11 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import meshwright as mw
-from meshwright.export.megatron.arguments import INTEGERS, NUMBERS, Arguments
-from meshwright.export.megatron.layout import layout_text
-from meshwright.export.megatron.write import say
-from meshwright.plan.spans import layer_range
-from tests.export.plans import jobs_and_plans
+from meshwright.frameworks.megatron.arguments import INTEGERS, NUMBERS, Arguments
+from meshwright.frameworks.megatron.pipeline_layout import layout_text
+from meshwright.frameworks.megatron.write import say
+from meshwright.plans.spans import layer_range
+from tests.frameworks.plans import jobs_and_plans
 from tests.packages import installed
 
 warnings.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from tests.packages import folder, installed
 if not installed("openrlhf"):
     pytest.skip("openrlhf is not installed: make targets", allow_module_level=True)
 
-from meshwright.export.formats import export
+from meshwright.frameworks.registry import export
 from tests.targets.plans import PLANS, made
 
 

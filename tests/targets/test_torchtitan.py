@@ -25,10 +25,10 @@ from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model
 from torchtitan.trainer import Trainer
 
 from meshwright.clusters import Cluster
-from meshwright.export.contract import Beside
-from meshwright.export.formats import export, read
-from meshwright.export.torchtitan.known import CONFIGS, FLAVORS, LONGEST
-from meshwright.export.torchtitan.pipeline import dealt
+from meshwright.frameworks.contract import Beside
+from meshwright.frameworks.registry import export, read
+from meshwright.frameworks.torchtitan.known import CONFIGS, FLAVORS, LONGEST
+from meshwright.frameworks.torchtitan.pipeline import dealt
 from meshwright.models import Model
 from tests.targets.plans import PLANS, made
 

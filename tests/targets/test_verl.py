@@ -15,7 +15,7 @@ if not installed("verl"):
 import hydra
 from omegaconf import OmegaConf
 
-from meshwright.export.formats import export
+from meshwright.frameworks.registry import export
 from tests.targets.plans import PLANS, made
 
 

@@ -12,7 +12,7 @@ import click
 from meshwright.base.files import writable, write_text
 from meshwright.cli.common import as_json, console, print_json
 from meshwright.errors import InputError
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 
 if TYPE_CHECKING:
     from meshwright.observe.analysis import Analysis

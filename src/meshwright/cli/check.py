@@ -18,7 +18,7 @@ from meshwright.cli.common import (
     runtime_named,
 )
 from meshwright.cost import RUNTIMES
-from meshwright.plan.estimate import StageMemory
+from meshwright.plans.stored_estimate import StageMemory
 
 EPILOG = """
 \b

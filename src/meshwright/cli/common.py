@@ -15,7 +15,7 @@ from meshwright.clusters import Cluster
 from meshwright.cost import RUNTIMES
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model, presets
-from meshwright.plan import OPTIMIZERS, Job, Plan, parse_short, read_plan
+from meshwright.plans import OPTIMIZERS, Job, Plan, parse_short, read_plan
 
 if TYPE_CHECKING:
     from rich.console import Console

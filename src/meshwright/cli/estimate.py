@@ -24,7 +24,7 @@ from meshwright.cli.common import (
 )  # fmt: skip
 from meshwright.errors import InputError
 from meshwright.models import presets
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
@@ -114,7 +114,7 @@ def _print(found: Estimate) -> None:
 
     from meshwright.cost.estimate import MEMORY_MARGIN
     from meshwright.cost.page import job_text, plan_text
-    from meshwright.plan.picture import draw_memory, legend_of_memory
+    from meshwright.plans.picture import draw_memory, legend_of_memory
 
     out = console()
     click.echo(f"{found.job.model.name} on {found.job.cluster.name}: {job_text(found)}")

@@ -10,12 +10,12 @@ import click
 from meshwright.base.files import write_error, write_texts
 from meshwright.cli.common import as_json, job_options, load_plan, print_json
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.export.formats import FORMATS, format_named
-from meshwright.plan import Job
+from meshwright.frameworks.registry import FORMATS, format_named
+from meshwright.plans import Job
 
 if TYPE_CHECKING:
-    from meshwright.export.contract import Exported, Format
-    from meshwright.export.price import Price
+    from meshwright.frameworks.contract import Exported, Format
+    from meshwright.frameworks.price import Price
 
 EPILOG = """
 \b
@@ -55,7 +55,7 @@ def command(plan: str | None, name: str, output: str | None, json_: bool, **opti
     if output is not None:
         _check_folder(output)
     exported = found.write(job, document)
-    from meshwright.export.price import price  # numpy is loaded here, not at the start
+    from meshwright.frameworks.price import price  # numpy is loaded here, not at the start
 
     priced = price(job, document, exported, found)
     if output is not None:

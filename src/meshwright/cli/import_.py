@@ -13,8 +13,8 @@ from meshwright.base.files import decode_text, read_text, writable
 from meshwright.cli.common import as_json, complete_clusters, complete_models, print_json
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError, closest_names
-from meshwright.export.contract import Beside, Imported
-from meshwright.export.formats import format_named, read
+from meshwright.frameworks.contract import Beside, Imported
+from meshwright.frameworks.registry import format_named, read
 from meshwright.models import Model
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def command(
     beside = Beside(_made(Cluster.load, cluster, "--cluster"), _made(Model.load, model, "--model"), batch, seq)
     imported = read(_text(file), name, "standard input" if file == "-" else file, beside)
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
-    from meshwright.export.price import runtime_of
+    from meshwright.frameworks.price import runtime_of
 
     priced = estimate(imported.job, imported.plan, runtime_of(found))
     document = msgspec.structs.replace(imported.plan, estimate=_predicted(priced))

@@ -10,7 +10,7 @@ import click
 from meshwright.base.units import count, size
 from meshwright.cli.common import as_json, complete_models, console, print_json
 from meshwright.models import Layer, Model, Slice, find_preset, presets
-from meshwright.plan.job import LARGEST_SEQUENCE
+from meshwright.plans.job import LARGEST_SEQUENCE
 
 EPILOG = """
 \b

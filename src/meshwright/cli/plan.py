@@ -152,7 +152,7 @@ def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[Runn
 
 
 def _print(answer: Answer, line: str) -> None:
-    from meshwright.plan.picture import draw
+    from meshwright.plans.picture import draw
 
     out, found = console(), answer.estimate
     out.print(draw(answer.plan, found.job, found.memory, out.width))

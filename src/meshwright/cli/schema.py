@@ -15,6 +15,6 @@ def command(json_: bool) -> None:
     Put {"$schema": "plan.schema.json"} into a plan to have an editor check it while you type.
     """
     from meshwright.base.files import pretty_json
-    from meshwright.plan import schema
+    from meshwright.plans import schema
 
     click.echo(pretty_json(schema(), 120), nl=False)

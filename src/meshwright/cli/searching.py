@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from meshwright.errors import InputError
-from meshwright.plan import parse_short
+from meshwright.plans import parse_short
 from meshwright.search.limits import FORBIDDABLE, Limits
 from meshwright.search.targets import TARGETS, limits_for, target
 

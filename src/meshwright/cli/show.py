@@ -32,7 +32,7 @@ def command(plan: str, runtime: str | None, json_: bool, **options: Any) -> None
         click.echo(document.to_json(), nl=False)
         return
     from meshwright.cost import RUNTIMES, plan_memory  # numpy is loaded here, not at the start
-    from meshwright.plan.picture import draw
+    from meshwright.plans.picture import draw
 
     out = console()
     out.print(draw(document, job, plan_memory(document, job, RUNTIMES[runtime_named(document, runtime)]), out.width))

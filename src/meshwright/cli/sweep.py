@@ -15,7 +15,7 @@ from meshwright.cli.searching import Watch, limits_from, search_options
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model
-from meshwright.plan import OPTIMIZERS
+from meshwright.plans import OPTIMIZERS
 from meshwright.search.targets import TARGETS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from meshwright.cli.training_options import run_of, training_options
 from meshwright.errors import STOPPED
 
 if TYPE_CHECKING:
-    from meshwright.plan import Job, Plan
+    from meshwright.plans import Job, Plan
     from meshwright.run.options import Training
 
 EPILOG = """

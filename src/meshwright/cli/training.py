@@ -16,7 +16,7 @@ from meshwright.cli.common import load_plan, notes_on
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import Model
-from meshwright.plan import Job, Plan, parse_short
+from meshwright.plans import Job, Plan, parse_short
 
 if TYPE_CHECKING:
     from rich.console import Console

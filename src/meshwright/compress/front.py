@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 
 Tell = Callable[[str, int, int], None]  # what is timed now, how much is done, of how much
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshwright.clusters import Device
-from meshwright.plan import Job, Plan
-from meshwright.plan.spans import layers_of
+from meshwright.plans import Job, Plan
+from meshwright.plans.spans import layers_of
 
 if TYPE_CHECKING:
     from meshwright.cost.runtime import Runtime

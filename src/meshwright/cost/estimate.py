@@ -19,9 +19,9 @@ from meshwright.cost.step import PipelineTime, pipeline_time
 from meshwright.cost.update import between_pipelines
 from meshwright.errors import InputError, shorten
 from meshwright.models import Slice
-from meshwright.plan import Job, Plan
-from meshwright.plan.estimate import StageMemory
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plans import Job, Plan
+from meshwright.plans.spans import alike, layers_of
+from meshwright.plans.stored_estimate import StageMemory
 
 MEMORY_MARGIN = 0.15  # 19 of 20 published peaks lie within this part of ours (docs/measurements.md)
 CONVENTION = (

@@ -26,9 +26,9 @@ from meshwright.cost.transient import Transient, transient, weight_gradient_buff
 from meshwright.cost.ways import Ways
 from meshwright.errors import DoesNotFit
 from meshwright.models import Layer, Slice, precision
-from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
-from meshwright.plan.estimate import StageMemory
-from meshwright.plan.spans import alike, layers_of, sort_of
+from meshwright.plans import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group_of_stage, in_flight
+from meshwright.plans.spans import alike, layers_of, sort_of
+from meshwright.plans.stored_estimate import StageMemory
 
 OURS = RUNTIMES["meshwright"]
 # On processors, resident beside tensors once the first kernels have run (docs/measurements.md): a process that has started

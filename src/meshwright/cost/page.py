@@ -10,9 +10,9 @@ from typing import Any
 from meshwright.base.units import size
 from meshwright.cost.estimate import CONVENTION, Estimate
 from meshwright.cost.trace import ACTIONS, NAMES
-from meshwright.plan import Pipeline
-from meshwright.plan.estimate import MEMORY_PARTS
-from meshwright.plan.picture import strategy_text
+from meshwright.plans import Pipeline
+from meshwright.plans.picture import strategy_text
+from meshwright.plans.stored_estimate import MEMORY_PARTS
 
 # Actions of the schedule, apart for colour-blind readers.
 _COLOURS = {

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.errors import InputError
-from meshwright.plan.actions import ActionTable
-from meshwright.plan.schedule import Action
+from meshwright.plans.action_table import ActionTable
+from meshwright.plans.schedule import Action
 
 Duration = Callable[[Action], float]
 Transfer = Callable[[int, int], float]
@@ -62,8 +62,8 @@ class Timeline:
 def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda a, b: 0.0) -> Timeline:
     """Run a table of actions. `duration` times one action; `transfer` what passes between two stages' groups.
 
-    >>> from meshwright.plan import Schedule
-    >>> from meshwright.plan.actions import action_table
+    >>> from meshwright.plans import Schedule
+    >>> from meshwright.plans.action_table import action_table
     >>> table = action_table(Schedule(name="1f1b"), groups=4, micro_batches=8)
     >>> simulate(table, lambda action: 1.0 if action[1] == "F" else 2.0).seconds  # (8 + 4 - 1) x (1 + 2)
     33.0

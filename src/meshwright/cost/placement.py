@@ -11,8 +11,8 @@ import numpy as np
 from meshwright.clusters import Cluster
 from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.layer import Placement
-from meshwright.plan import Span
-from meshwright.plan.strategy import Axis
+from meshwright.plans import Span
+from meshwright.plans.strategy import Axis
 
 REPLICAS: tuple[Axis, ...] = ("ulysses", "ring", "dp")  # axes whose devices hold the same dense parameters
 _MOST = 10**6  # spans in a node, more than there can be

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.plan import Job, Plan, Span
-from meshwright.plan.spans import layers_of
+from meshwright.plans import Job, Plan, Span
+from meshwright.plans.spans import layers_of
 
 _BYTES = 4
 

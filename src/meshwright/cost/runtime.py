@@ -13,8 +13,8 @@ from meshwright.clusters import Device
 from meshwright.cost.compression import Codec
 from meshwright.errors import UnknownName
 from meshwright.models import Slice
-from meshwright.plan import Job, Span
-from meshwright.plan.document import Overlap
+from meshwright.plans import Job, Span
+from meshwright.plans.document import Overlap
 
 AttentionKernel = Literal["unfused", "triton", "flash", "native"]
 

@@ -14,7 +14,7 @@ from meshwright.cost.layer import Placement
 from meshwright.cost.placement import counts, placement, replicas
 from meshwright.cost.runtime import Runtime
 from meshwright.models import precision
-from meshwright.plan import Job, Span
+from meshwright.plans import Job, Span
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import PASSES, Part, layer_passes
 from meshwright.cost.site import Site
 from meshwright.cost.ways import Ways
-from meshwright.plan import Job, Span, Stage
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plans import Job, Span, Stage
+from meshwright.plans.spans import alike, layers_of
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.site import Site
 from meshwright.cost.stage import StageTime, stage_time
 from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds
-from meshwright.plan import Job, Pipeline, Span
-from meshwright.plan.actions import action_table
-from meshwright.plan.schedule import Action
-from meshwright.plan.spans import layers_of
+from meshwright.plans import Job, Pipeline, Span
+from meshwright.plans.action_table import action_table
+from meshwright.plans.schedule import Action
+from meshwright.plans.spans import layers_of
 
 _LOOKED_AT = 32  # devices of a stage whose links to the next are compared
 

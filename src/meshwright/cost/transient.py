@@ -15,8 +15,8 @@ from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Ways
 from meshwright.models import Layer, Slice, precision
 from meshwright.models.layer import Recompute
-from meshwright.plan import Job, Span
-from meshwright.plan.spans import alike, layers_of, sort_of
+from meshwright.plans import Job, Span
+from meshwright.plans.spans import alike, layers_of, sort_of
 
 Array = Any
 

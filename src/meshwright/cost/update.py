@@ -17,8 +17,8 @@ from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.site import Site, between
 from meshwright.cost.ways import Ways, parameter_groups
 from meshwright.models import Layer, Slice, precision
-from meshwright.plan import OPTIMIZERS, Job, Pipeline, Plan
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plans import OPTIMIZERS, Job, Pipeline, Plan
+from meshwright.plans.spans import alike, layers_of
 
 Array = Any
 Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage

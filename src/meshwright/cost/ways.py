@@ -15,8 +15,8 @@ from meshwright.cost.layer import Placement
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.cost.site import Site
 from meshwright.models import Layer, Slice
-from meshwright.plan import Job, Span
-from meshwright.plan.spans import alike
+from meshwright.plans import Job, Span
+from meshwright.plans.spans import alike
 
 Array = Any
 

@@ -14,7 +14,7 @@ from meshwright.cost.estimate import Estimate
 from meshwright.launch.placement import placement
 from meshwright.launch.request import Request
 from meshwright.launch.slurm import Slurm
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from meshwright.run.front import check
 from meshwright.run.options import Training
 

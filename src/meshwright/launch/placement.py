@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from meshwright.errors import shorten
-from meshwright.plan import Job, Plan
-from meshwright.plan.spans import device_text
+from meshwright.plans import Job, Plan
+from meshwright.plans.spans import device_text
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.launch.placement import Alike, alike, in_words
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.run.options import Training
 
 GRACE = 300  # seconds between the word that a job must end and its end: one step, and a checkpoint

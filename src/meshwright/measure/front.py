@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.plan import Job
+from meshwright.plans import Job
 
 Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
 

@@ -24,8 +24,8 @@ from meshwright.cost.ways import Ways
 from meshwright.measure.samples import TYPES, Sample, Scale
 from meshwright.measure.timing import Timing, timed
 from meshwright.models import Layer, Model
-from meshwright.plan import Job, Plan
-from meshwright.plan.spans import alike
+from meshwright.plans import Job, Plan
+from meshwright.plans.spans import alike
 from meshwright.run.models import Context, Decoder, build
 from meshwright.run.recompute import recompute
 

@@ -30,7 +30,7 @@ from meshwright.measure.progress import bar
 from meshwright.measure.samples import Sample
 from meshwright.measure.state import State
 from meshwright.measure.timing import Timing, share_of_a_core
-from meshwright.plan import Job
+from meshwright.plans import Job
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import free_port, joined_from_outside
 from meshwright.run.threads import share_cores

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshwright.observe.job.records import RecordedJob
     from meshwright.observe.rank.facts import RankFacts
     from meshwright.observe.rank.snapshot import Snapshot
-    from meshwright.plan import Plan
+    from meshwright.plans import Plan
 
 T = TypeVar("T")
 

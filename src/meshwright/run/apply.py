@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.models import Model
-from meshwright.plan import Pipeline, Plan, Span
-from meshwright.plan.spans import layers_of
-from meshwright.plan.strategy import Offload
+from meshwright.plans import Pipeline, Plan, Span
+from meshwright.plans.spans import layers_of
+from meshwright.plans.strategy import Offload
 from meshwright.run.across import Copies
 from meshwright.run.collectives import ALONE, Line
 from meshwright.run.compression import Rules, Ways, compress_shards, compressed, rules_of

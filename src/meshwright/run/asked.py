@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.compress.codec import Codec, codec, codecs
 from meshwright.compress.topologies import TOPOLOGIES
 from meshwright.errors import InputError
-from meshwright.plan import Compression
+from meshwright.plans import Compression
 
 
 def asked(rule: Compression, members: int = 1) -> tuple[Codec, str]:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.compress.sync import Choice, Options, Synchroniser, register_sharded
 from meshwright.models import Model
-from meshwright.plan import Compression, Plan
-from meshwright.plan.spans import layers_of
+from meshwright.plans import Compression, Plan
+from meshwright.plans.spans import layers_of
 from meshwright.run.asked import asked
 from meshwright.run.collectives import Line
 from meshwright.run.lane import Lane

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.base.files import replace_texts
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from meshwright.run.folder_checks import refuse_used, writable
 from meshwright.run.folder_lock import NAME, FolderLock, take
 from meshwright.run.options import Training

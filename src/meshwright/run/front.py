@@ -13,7 +13,7 @@ from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
 from meshwright.cost.memory import fits
 from meshwright.errors import InputError
 from meshwright.models import Model
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.run.folder_checks import has_checkpoints, refuse_used, writable
 from meshwright.run.folder_lock import refuse_if_held
 from meshwright.run.launch import Work, joined_from_outside, launch

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.plan.strategy import Strategy
+from meshwright.plans.strategy import Strategy
 from meshwright.run.collectives import ALONE, Line, copied, gathered, scattered, summed
 from meshwright.run.torch_private import group_timeout
 

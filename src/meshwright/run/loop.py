@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, TrainingFailed
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.run.apply import Values, apply
 from meshwright.run.checkpoint import Checkpoints, Found
 from meshwright.run.checkpoint_files import sweep

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.compress.sync import Synchroniser
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from meshwright.run.across import Copies
 from meshwright.run.layout import Interval, own_rows
 from meshwright.run.models.linear import Product

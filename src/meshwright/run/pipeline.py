@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshwright.plan.actions import action_table
-from meshwright.plan.document import Pipeline
-from meshwright.plan.schedule import group_of_stage
+from meshwright.plans.action_table import action_table
+from meshwright.plans.document import Pipeline
+from meshwright.plans.schedule import group_of_stage
 from meshwright.run.part import MicroBatch
 from meshwright.run.stage import Stage
 from meshwright.run.torch_private import Action, Runtime

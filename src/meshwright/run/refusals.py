@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshwright.errors import InputError
 from meshwright.models import Model
-from meshwright.plan import Compression, Pipeline, Plan, Span
-from meshwright.plan.spans import layers_of
+from meshwright.plans import Compression, Pipeline, Plan, Span
+from meshwright.plans.spans import layers_of
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.plan.strategy import Strategy
+from meshwright.plans.strategy import Strategy
 from meshwright.run.layout import Interval
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from meshwright.base.processes import state_of
 from meshwright.compress.sync import PeerLost
 from meshwright.errors import STOPPED, InputError, MeshwrightError, TrainingFailed
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 from meshwright.run.heartbeat import Cause
 from meshwright.run.host_memory import keep_freed_memory
 from meshwright.run.launch import Work, quiet_exit

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.estimate import estimate
-from meshwright.plan import Job, Pipeline, Plan, Stage, in_flight
-from meshwright.plan.schedule import Schedule, ScheduleName
-from meshwright.plan.spans import device_text
+from meshwright.plans import Job, Pipeline, Plan, Stage, in_flight
+from meshwright.plans.schedule import Schedule, ScheduleName
+from meshwright.plans.spans import device_text
 from meshwright.search.build import stage_spans
 from meshwright.search.polish import neighbours
 from meshwright.search.prices import Prices, prices

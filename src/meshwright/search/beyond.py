@@ -6,8 +6,8 @@ compressed gradients (`compress.py`).
 
 from __future__ import annotations
 
-from meshwright.plan import Plan
-from meshwright.plan.strategy import Offload
+from meshwright.plans import Plan
+from meshwright.plans.strategy import Offload
 from meshwright.search.build import plan_of
 from meshwright.search.compress import compressed
 from meshwright.search.layers import best_layered

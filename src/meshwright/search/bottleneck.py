@@ -12,9 +12,9 @@ from meshwright.cost.estimate import Estimate
 from meshwright.cost.layer import operator_seconds
 from meshwright.cost.runtime import cut_of
 from meshwright.cost.trace import NAMES
-from meshwright.plan import Job, Span, Stage
-from meshwright.plan.estimate import MEMORY_PARTS
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plans import Job, Span, Stage
+from meshwright.plans.spans import alike, layers_of
+from meshwright.plans.stored_estimate import MEMORY_PARTS
 from meshwright.search.features import groups_of, spans_of
 from meshwright.search.spending import MEMORY_SAVERS, Spending
 

@@ -11,7 +11,7 @@ from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.headroom import on_job, with_less_memory

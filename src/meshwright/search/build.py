@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from meshwright.models import Model
 from meshwright.models.layer import RecomputeLevel
-from meshwright.plan import Job, Pipeline, Plan, Span, Stage
-from meshwright.plan.schedule import group_of_stage
-from meshwright.plan.spans import device_text, span_name
+from meshwright.plans import Job, Pipeline, Plan, Span, Stage
+from meshwright.plans.schedule import group_of_stage
+from meshwright.plans.spans import device_text, span_name
 from meshwright.search.modes import Mode
 from meshwright.search.shapes import Found
 from meshwright.search.stages import Range

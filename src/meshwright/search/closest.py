@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshwright.base.units import size
 from meshwright.cost.estimate import estimate
 from meshwright.errors import DoesNotFit
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.headroom import on_job
 from meshwright.search.limits import Limits

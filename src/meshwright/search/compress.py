@@ -15,8 +15,8 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import Runtime
 from meshwright.models import Model
-from meshwright.plan import Compression, Job, Plan
-from meshwright.plan.spans import span_name
+from meshwright.plans import Compression, Job, Plan
+from meshwright.plans.spans import span_name
 
 
 def compressed(job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:

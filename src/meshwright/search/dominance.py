@@ -20,8 +20,8 @@ from meshwright.cost.layer import layer_times
 from meshwright.cost.site import Site
 from meshwright.cost.transient import gradient_bytes
 from meshwright.models.layer import Recompute
-from meshwright.plan import Job
-from meshwright.plan.strategy import Axis
+from meshwright.plans import Job
+from meshwright.plans.strategy import Axis
 from meshwright.search.grids import Grids
 from meshwright.search.prices import Chain
 from meshwright.search.timed import attends, kinds, meeting

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.search.bottleneck import Limit, StageLimit, limit_of, stage_limits
 from meshwright.search.runners import RunnerUp, runners_up
 from meshwright.search.spending import Spending, losses

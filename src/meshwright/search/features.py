@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.plan import Pipeline, Plan, Span
+from meshwright.plans import Pipeline, Plan, Span
 
 _DEGREES = ("dp", "tp", "ulysses", "ring", "ep", "etp")
 

@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.cost.constants import Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.errors import InputError
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 from meshwright.search.build import plan_of
 from meshwright.search.limits import Limits
 from meshwright.search.screen import together

@@ -17,9 +17,9 @@ import numpy as np
 
 from meshwright.cost.collectives import Fabric
 from meshwright.models import Layer, Model
-from meshwright.plan import Job
-from meshwright.plan.spans import alike
-from meshwright.plan.strategy import DEFAULT_ORDER, Axis
+from meshwright.plans import Job
+from meshwright.plans.spans import alike
+from meshwright.plans.strategy import DEFAULT_ORDER, Axis
 from meshwright.search.limits import Limits
 
 Array = Any

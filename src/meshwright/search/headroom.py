@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from meshwright.plan import Job, Plan
+from meshwright.plans import Job, Plan
 
 
 def with_less_memory(job: Job, headroom: float) -> Job:

@@ -19,8 +19,8 @@ from meshwright.cost.collectives import send_seconds
 from meshwright.cost.estimate import estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.stage import grid, relayout_seconds
-from meshwright.plan import Pipeline, Plan, Span, Stage, in_flight
-from meshwright.plan.spans import device_text, span_name
+from meshwright.plans import Pipeline, Plan, Span, Stage, in_flight
+from meshwright.plans.spans import device_text, span_name
 from meshwright.search.build import repeated
 from meshwright.search.chain import solve
 from meshwright.search.chain_paths import Instance, TooMuch

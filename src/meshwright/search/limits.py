@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import InputError, UnknownName
-from meshwright.plan import parse_short
-from meshwright.plan.schedule import V_SHAPED
+from meshwright.plans import parse_short
+from meshwright.plans.schedule import V_SHAPED
 
 # Names of a fixed value, with the smallest it may be; strings are checked where they are used.
 _NUMBERS = {

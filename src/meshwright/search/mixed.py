@@ -19,7 +19,7 @@ from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job, Pipeline, Plan
+from meshwright.plans import Job, Pipeline, Plan
 from meshwright.search.across import Kind, best_across, lines
 from meshwright.search.build import plan_of
 from meshwright.search.cuts import Known

@@ -13,8 +13,8 @@ from meshwright.cost.layer import operator_seconds
 from meshwright.cost.site import Site
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Recompute
-from meshwright.plan import Job
-from meshwright.plan.spans import alike
+from meshwright.plans import Job
+from meshwright.plans.spans import alike
 from meshwright.search.limits import Limits
 
 _STEPS = 32  # a set of operators is looked at when it frees another 3 % of all activations

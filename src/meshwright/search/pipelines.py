@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshwright.plan import Job
-from meshwright.plan.schedule import V_SHAPED, Schedule, ScheduleName
+from meshwright.plans import Job
+from meshwright.plans.schedule import V_SHAPED, Schedule, ScheduleName
 from meshwright.search.limits import Limits
 
 _ONE_STAGE: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b", "gpipe")

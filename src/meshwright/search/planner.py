@@ -17,10 +17,10 @@ from meshwright.cost.constants import DEFAULT, Constants, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError, UnknownName
-from meshwright.plan import Job, Pipeline, Plan, Span, Stage
-from meshwright.plan.rules.case import Case
-from meshwright.plan.rules.choices import precision_supported
-from meshwright.plan.spans import device_text
+from meshwright.plans import Job, Pipeline, Plan, Span, Stage
+from meshwright.plans.rules.case import Case
+from meshwright.plans.rules.choices import precision_supported
+from meshwright.plans.spans import device_text
 from meshwright.search.beyond import refined
 from meshwright.search.build import plan_of
 from meshwright.search.closest import NothingFits, closest

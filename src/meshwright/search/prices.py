@@ -22,8 +22,8 @@ from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_s
 from meshwright.cost.update import settled, update_seconds
 from meshwright.cost.ways import Ways
 from meshwright.models import Layer, Model
-from meshwright.plan import Job
-from meshwright.plan.spans import alike, sort_of
+from meshwright.plans import Job
+from meshwright.plans.spans import alike, sort_of
 from meshwright.search.modes import Mode, recomputes
 from meshwright.search.relaxed import Relaxed, relaxed
 from meshwright.search.ways import Choices, joined, priced

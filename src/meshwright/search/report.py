@@ -14,10 +14,10 @@ from typing import Any
 from meshwright.base.units import GIB, size
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.page import page, plan_text
-from meshwright.plan import Plan, Span, group_of_stage
-from meshwright.plan.estimate import MEMORY_PARTS
-from meshwright.plan.picture import strategy_text
-from meshwright.plan.spans import layer_range
+from meshwright.plans import Plan, Span, group_of_stage
+from meshwright.plans.picture import strategy_text
+from meshwright.plans.spans import layer_range
+from meshwright.plans.stored_estimate import MEMORY_PARTS
 from meshwright.search.explain import Explanation
 from meshwright.search.features import groups_of, spans_of
 from meshwright.search.planner import Answer

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.errors import InputError
-from meshwright.plan import Job, Offload, Pipeline, Plan
+from meshwright.plans import Job, Offload, Pipeline, Plan
 from meshwright.search.brief import answers, limits_of
 from meshwright.search.features import groups_of, spans_of
 from meshwright.search.limits import Limits

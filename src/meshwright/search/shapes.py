@@ -14,8 +14,8 @@ import numpy as np
 from meshwright.cost.collectives import send_seconds
 from meshwright.cost.constants import Constants
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job
-from meshwright.plan.schedule import Schedule, group_of_stage
+from meshwright.plans import Job
+from meshwright.plans.schedule import Schedule, group_of_stage
 from meshwright.search.cuts import Family
 from meshwright.search.prices import Chain, Prices
 from meshwright.search.stages import Range, Room

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import send_seconds
-from meshwright.plan import in_flight
+from meshwright.plans import in_flight
 from meshwright.search.bounds import ending, free_times, joined, summed
 from meshwright.search.cuts import Family
 from meshwright.search.modes import Mode

@@ -21,8 +21,8 @@ import numpy as np
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.site import Site
-from meshwright.plan import Job
-from meshwright.plan.schedule import Schedule
+from meshwright.plans import Job
+from meshwright.plans.schedule import Schedule
 from meshwright.search.bounds import least_seconds, plain_seconds, pooled_extra, shortest
 from meshwright.search.cuts import Cutter, Family, Known
 from meshwright.search.grids import all_grids

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.cost.memory import loose_share, process_bytes
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job
+from meshwright.plans import Job
 from meshwright.search.modes import Mode
 from meshwright.search.prices import Chain, Needs, Prices
 

@@ -16,9 +16,9 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job, Plan, Span, Swap
-from meshwright.plan.estimate import StageMemory
-from meshwright.plan.schedule import group_of_stage
+from meshwright.plans import Job, Plan, Span, Swap
+from meshwright.plans.schedule import group_of_stage
+from meshwright.plans.stored_estimate import StageMemory
 from meshwright.search.limits import Limits
 from meshwright.search.trim import group_numbers, with_spans
 

@@ -15,7 +15,7 @@ from meshwright.cost.page import plan_text
 from meshwright.cost.runtime import Runtime, runtime
 from meshwright.errors import InputError
 from meshwright.models import Model
-from meshwright.plan import Job
+from meshwright.plans import Job
 from meshwright.search.brief import Question
 from meshwright.search.limits import Limits
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.cost.site import Site
 from meshwright.models.layer import Recompute
-from meshwright.plan import Job
+from meshwright.plans import Job
 from meshwright.search.dominance import needless, traits_of, unbeaten
 from meshwright.search.grids import Grids, all_grids, bare_grids, divisors, foldings
 from meshwright.search.limits import Limits

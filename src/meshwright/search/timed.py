@@ -13,8 +13,8 @@ from meshwright.cost.layer import layer_time
 from meshwright.cost.passes import PASSES, layer_passes
 from meshwright.cost.site import Site
 from meshwright.models import Layer
-from meshwright.plan import Job
-from meshwright.plan.strategy import Axis
+from meshwright.plans import Job
+from meshwright.plans.strategy import Axis
 from meshwright.search.grids import Grids
 from meshwright.search.prices import Chain, Columns
 from meshwright.search.ways import Choices, priced

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.plan.actions import action_table, rounds
-from meshwright.plan.schedule import Action, Schedule, group_of_stage
+from meshwright.plans.action_table import action_table, rounds
+from meshwright.plans.schedule import Action, Schedule, group_of_stage
 
 Array = Any
 _FEW = 6  # candidates that are simulated one by one

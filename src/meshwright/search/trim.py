@@ -15,8 +15,8 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.estimate import estimate
 from meshwright.cost.memory import plan_memory
 from meshwright.cost.runtime import Runtime
-from meshwright.plan import Job, Pipeline, Plan, Span, Stage
-from meshwright.plan.schedule import group_of_stage
+from meshwright.plans import Job, Pipeline, Plan, Span, Stage
+from meshwright.plans.schedule import group_of_stage
 from meshwright.search.stages import STEPS
 
 Group = tuple[int, int]  # pipeline, device group

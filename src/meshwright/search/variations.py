@@ -15,8 +15,8 @@ from msgspec.structs import replace as changed
 from meshwright.base.units import GIB, size
 from meshwright.clusters import Link
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.plan import Job, Plan
-from meshwright.plan.job import LARGEST_BATCH
+from meshwright.plans import Job, Plan
+from meshwright.plans.job import LARGEST_BATCH
 from meshwright.search.brief import answers, limits_of, quick
 from meshwright.search.headroom import with_memory
 from meshwright.search.limits import Limits

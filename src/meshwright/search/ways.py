@@ -13,8 +13,8 @@ from meshwright.cost.layer import Placement
 from meshwright.cost.runtime import Runtime
 from meshwright.cost.ways import Replicas, Ways
 from meshwright.models import Layer, Slice
-from meshwright.plan import Job, Span
-from meshwright.plan.strategy import Offload
+from meshwright.plans import Job, Span
+from meshwright.plans.strategy import Offload
 from meshwright.search.grids import ORDERS, Grids, expert_widths, fold, foldings
 from meshwright.search.limits import Limits
 

@@ -27,7 +27,7 @@ from meshwright.compress.decide.summed import Summed, gradients
 from meshwright.compress.front import Tell
 from meshwright.compress.threads import one_thread
 from meshwright.cost.collectives import exchange_seconds, reduce_parts
-from meshwright.plan import Compression, Job, Plan
+from meshwright.plans import Compression, Job, Plan
 
 _HIDDEN = 0.02  # part of a step: less than this need not be shortened
 _WORTH = 0.02  # part of a step that must be saved where one sort of layers goes another way: plans stay short

@@ -8,8 +8,8 @@ from itertools import groupby
 from meshwright.compress.codec import unusual
 from meshwright.compress.decide.facts import Way
 from meshwright.models import Model
-from meshwright.plan import Compression
-from meshwright.plan.spans import span_name
+from meshwright.plans import Compression
+from meshwright.plans.spans import span_name
 
 
 def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compression, ...]:

@@ -14,8 +14,8 @@ from meshwright.cost.site import Site
 from meshwright.cost.ways import Held, Ways, parameter_groups
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Op, Weight
-from meshwright.plan import Job, Pipeline, Plan, Span
-from meshwright.plan.spans import layers_of, sort_of
+from meshwright.plans import Job, Pipeline, Plan, Span
+from meshwright.plans.spans import layers_of, sort_of
 
 
 @dataclass(frozen=True)

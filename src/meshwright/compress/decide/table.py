@@ -12,7 +12,7 @@ from meshwright.compress.decide.pilot import Pilot
 from meshwright.compress.decide.rules import rules
 from meshwright.compress.sync.layout import Piece, pieces
 from meshwright.errors import InputError
-from meshwright.plan import Compression
+from meshwright.plans import Compression
 
 _HEADINGS = ("bucket", "gradients", "numbers", "way", "parts", "sends")
 

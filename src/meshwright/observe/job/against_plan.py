@@ -12,7 +12,7 @@ from meshwright.observe.job.predicted import CLASSES, PARTS, REST, Promise, prom
 from meshwright.observe.job.steps import by_step, unmarked
 from meshwright.observe.rank.classes import CLASSES as KERNELS
 from meshwright.observe.rank.facts import RankFacts
-from meshwright.plan import Plan
+from meshwright.plans import Plan
 
 # Parts of StepParts that each part of a promise is held against, and classes of kernels for classes of operators.
 MEASURED = {

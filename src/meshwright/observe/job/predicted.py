@@ -12,9 +12,9 @@ from meshwright.cost.memory import stages_of
 from meshwright.cost.site import Site
 from meshwright.cost.step import PipelineTime
 from meshwright.cost.ways import Ways
-from meshwright.plan import Plan
-from meshwright.plan.document import Pipeline
-from meshwright.plan.spans import alike, layers_of
+from meshwright.plans import Plan
+from meshwright.plans.document import Pipeline
+from meshwright.plans.spans import alike, layers_of
 
 # Where what the cost model calls a part is found in a trace.
 PART_OF = {

@@ -1,0 +1,10 @@
+"""Megatron-LM and its relatives: a plan as arguments of `pretrain_gpt.py`, and a script of such arguments as a plan."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.contract import Format
+from meshwright.frameworks.megatron.arguments import READ
+from meshwright.frameworks.megatron.read import read
+from meshwright.frameworks.megatron.write import write
+
+FORMAT = Format("megatron", "Megatron-LM", "megatron", write, read, READ)

@@ -1,0 +1,111 @@
+"""A user's configuration, read field by field: wrong kinds are refused by name, and what nobody reads is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import InputError, kind_of, shorten
+from meshwright.frameworks.contract import Beside
+from meshwright.models import Model
+from meshwright.plans import Job
+
+_DEEPEST = 64  # levels of nesting; no configuration has a tenth of them
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted names; an empty table stays as it is.
+
+    >>> flat({"bf16": {"enabled": True}, "steps": 3})
+    {'bf16.enabled': True, 'steps': 3}
+    """
+    if prefix.count(".") > _DEEPEST:
+        raise InputError(f"nested deeper than {_DEEPEST} levels", field=shorten(prefix, 40))
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+@dataclass
+class Fields:
+    """Dotted names and their values, with a note of those that were read.
+
+    >>> fields = Fields({"bf16.enabled": True, "colour": "red"}, "ds.json")
+    >>> fields.flag("bf16.enabled"), fields.left()
+    (True, ('colour',))
+    """
+
+    values: dict[str, Any]
+    file: str
+    _read: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        self._read.add(name)
+        return self.values.get(name, default)
+
+    def whole(self, name: str, default: int, least: int = 1) -> int:
+        """A whole number."""
+        value = self.raw(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            given = value if isinstance(value, int | float) else kind_of(value)
+            raise self.wrong(name, f"is {given}", f"a whole number from {least} on")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Yes or no; 0 and 1 are how some frameworks write it."""
+        value = self.raw(name, default)
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+        raise self.wrong(name, f"is {shorten(str(value), 40)}", "true or false")
+
+    def word(self, name: str, default: str, known: Collection[str]) -> str:
+        """One of a framework's words."""
+        value = self.raw(name, default)
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(name, f"is {shorten(str(value), 40)}", ", ".join(known))
+        return value
+
+    def wrong(self, name: str, problem: str, valid: str = "") -> InputError:
+        return InputError(problem, file=self.file, field=name, valid=valid)
+
+    def agree(self, name: str, value: int, other: str, computed: int) -> None:
+        """Two fields that say one thing must say it alike."""
+        if value != computed:
+            raise self.wrong(name, f"is {value}, but {other} is {computed}", str(computed))
+
+    def rest(self, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What nobody has read: names that the framework does not list, and those it does (`section.` lists all below)."""
+        sections = tuple(name for name in known if name.endswith("."))
+        unused = tuple(name for name in self.left() if name in known or name.startswith(sections))
+        return tuple(name for name in self.left() if name not in unused), unused
+
+    def left(self) -> tuple[str, ...]:
+        """Names that nobody has read, in the user's order."""
+        return tuple(name for name in self.values if name not in self._read)
+
+
+def job_of(
+    fields: Fields, beside: Beside, *, batch: int | None, seq: int | None = None, precision: str = "bf16",
+    optimizer: str = "adamw", model: Model | None = None,
+) -> Job:  # fmt: skip
+    """The job of a configuration; what it holds and what the user says beside it must agree."""
+    found = model or beside.model
+    if found is None:
+        raise InputError("the configuration does not hold the model", file=fields.file, field="--model")
+    if model and beside.model and model != beside.model:
+        raise InputError(f"is {beside.model.name}, the configuration has {model.name}", field="--model")
+    for name, said, given in (("--batch", batch, beside.batch), ("--seq", seq, beside.seq)):
+        if said and given and said != given:
+            raise InputError(f"is {given}, the configuration has {said}", field=name, valid=str(said))
+    samples = batch or beside.batch
+    if samples is None:
+        raise InputError("the configuration does not hold the global batch", file=fields.file, field="--batch")
+    return Job(found, beside.cluster, samples, seq or beside.seq or 0, precision, optimizer)

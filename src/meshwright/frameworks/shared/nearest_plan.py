@@ -1,0 +1,183 @@
+"""What a framework has no words for, replaced by the nearest that it has; each replacement is a line for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from meshwright.errors import InputError
+from meshwright.frameworks.contract import Inexpressible
+from meshwright.frameworks.shared.uniform_plan import Uniform, plan_of, settle
+from meshwright.plans import Job, Plan
+from meshwright.plans.document import Pipeline
+from meshwright.plans.schedule import Schedule, group_of_stage
+from meshwright.plans.strategy import Offload
+
+_AXES = {"tp": "tensor parallelism", "ulysses": "Ulysses", "ring": "ring attention", "pp": "pipeline"}
+
+
+@dataclass
+class Draft:
+    """A plan on its way into a framework's words, and what it has lost so far."""
+
+    job: Job
+    uniform: Uniform
+    missing: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(job: Job, plan: Plan) -> Draft:
+        """From the nearest plan that cuts every layer alike."""
+        uniform, missing = settle(job, plan)
+        draft = Draft(job, uniform, list(missing))
+        if not in_order(plan.pipelines[0]):
+            draft.missing.append("devices: groups of stages stand on the cluster's devices in order")
+        return draft
+
+    def say(self, line: str, **changes: Any) -> None:
+        """Other degrees instead, and why."""
+        self.missing.append(line)
+        self.set(**changes)
+
+    def set(self, **changes: Any) -> None:
+        self.uniform = replace(self.uniform, strategy=changed(self.uniform.strategy, **changes))
+
+    def plan(self) -> Plan:
+        """What the files mean."""
+        try:
+            return plan_of(self.job, self.uniform)
+        except InputError as error:
+            raise Inexpressible(f"the nearest plan that can be said breaks a rule: {error}") from None
+
+    def without_experts(self) -> None:
+        """No axis for experts."""
+        if self.uniform.strategy.ep > 1 or self.uniform.strategy.etp > 1:
+            self.say("ep: experts are sharded with the rest of the model", ep=1, etp=1)
+
+    def without_sp(self, why: str) -> None:
+        """No choice of sequence parallelism."""
+        if self.uniform.strategy.sp:
+            self.say(f"sp: {why}", sp=False)
+
+    def without(self, *axes: str, where: str = "here") -> None:
+        """Devices along axes that the framework does not know become replicas of the model."""
+        strategy = self.uniform.strategy
+        degrees = {"tp": strategy.tp, "ulysses": strategy.ulysses, "ring": strategy.ring, "pp": self.uniform.groups}
+        for axis in axes:
+            if degrees[axis] > 1:
+                words = f"{axis}={degrees[axis]}: no {_AXES[axis]} {where}; these devices are replicas instead"
+                self._replicate(axis, degrees[axis], 1, words)
+
+    def whole_heads(self) -> None:
+        """Tensor parallelism that deals out whole key/value heads, where a framework does not repeat them."""
+        heads = gcd(*(layer.kv_heads for layer in self.job.model.layers if layer.kv_heads))
+        tp = self.uniform.strategy.tp
+        if heads and heads % tp:
+            fits = gcd(heads, tp)
+            words = f"tp={tp}: has to divide the {heads} key/value heads; tp={fits}, and more replicas"
+            self._replicate("tp", tp, fits, words)
+
+    def _replicate(self, axis: str, degree: int, left: int, words: str) -> None:
+        """Part of the devices along an axis train on data of their own."""
+        strategy, micro_batch = self.uniform.strategy, self.uniform.micro_batch(self.job)
+        self.missing.append(words)
+        dp = strategy.dp * (degree // left)
+        if axis == "pp":
+            self.uniform = replace(self.uniform, blocks=(sum(self.uniform.blocks),), schedule=Schedule())
+        else:
+            self.set(**{axis: left}, sp=strategy.sp and (axis, left) != ("tp", 1))
+        if not strategy.zero:
+            self.missing.append("zero=0: ZeRO-1 instead, as there are more replicas, of more of the model")
+        self.set(dp=dp, zero=strategy.zero or 1)
+        self._batch(dp, micro_batch)
+
+    def _batch(self, dp: int, micro_batch: int) -> None:
+        """As many samples at a time as before, or the most below that divide a replica's part of the batch."""
+        if self.job.global_batch % dp:
+            raise Inexpressible(f"a batch of {self.job.global_batch} does not divide over {dp} replicas")
+        own = self.job.global_batch // dp
+        size = next(n for n in range(min(micro_batch, own), 0, -1) if own % n == 0)
+        self.uniform = replace(self.uniform, micro_batches=own // size)
+
+    def only_zero(self, levels: Collection[int]) -> None:
+        """The next higher ZeRO level where one is unknown; else the highest."""
+        zero = self.uniform.strategy.zero
+        if zero in levels:
+            return
+        instead = min((level for level in levels if level > zero), default=max(levels))
+        self.say(
+            f"zero={zero}: ZeRO-{instead} instead" if instead else f"zero={zero}: nothing is sharded", zero=instead
+        )
+
+    def only_recompute(self, levels: Collection[str]) -> None:
+        """The least that repeats all of an unknown choice: what fits then still fits."""
+        chosen = self.uniform.strategy.recompute
+        if chosen in levels:
+            return
+        cheap = {name for layer in self.job.model.layers for name in layer.recomputed_ops("selective")}
+        if "selective" in levels and set(chosen) <= cheap:
+            self.say(
+                f"recompute={'+'.join(chosen)}: all cheap operators are repeated (selective)", recompute="selective"
+            )
+        else:
+            text = chosen if isinstance(chosen, str) else "+".join(chosen)
+            self.say(f"recompute={text}: whole blocks are repeated (full)", recompute="full")
+
+    def only_offload(self, *known: str) -> None:
+        """All of a kind of tensor lives on the host, or none of it."""
+        offload = self.uniform.strategy.offload
+        said = {}
+        for name in ("activations", "optimizer", "parameters"):
+            part = getattr(offload, name)
+            said[name] = 1.0 if name in known and part else 0.0
+            if part != said[name]:
+                self.missing.append(f"offload.{name}={part:g}: {'all' if said[name] else 'none'} of it instead")
+        self.set(offload=Offload(**said))
+
+    def only_schedules(self, *names: str) -> None:
+        """1F1B, with the stages of a device group joined into one, where a schedule is unknown."""
+        schedule = self.uniform.schedule
+        if schedule.name in names:
+            return
+        groups = [0] * self.uniform.groups
+        for stage, count in enumerate(self.uniform.blocks):
+            groups[group_of_stage(schedule, len(self.uniform.blocks), stage)] += count
+        self.missing.append(f"schedule={schedule.name}: 1f1b instead")
+        self.uniform = replace(self.uniform, blocks=tuple(groups), schedule=Schedule())
+
+    def only_precision(self, *names: str) -> None:
+        """bf16 where a precision is unknown."""
+        if self.job.precision not in names:
+            self.missing.append(f"precision={self.job.precision}: bf16 instead")
+            self.job = replace(self.job, precision="bf16")
+
+    def only_optimizer(self, *names: str) -> None:
+        """AdamW where an optimizer is unknown."""
+        if self.job.optimizer not in names:
+            self.missing.append(f"optimizer={self.job.optimizer}: adamw instead")
+            self.job = replace(self.job, optimizer="adamw")
+
+    def no_overlap_choices(self) -> None:
+        """A framework decides on its own what travels under what."""
+        usual = type(self.uniform.overlap)()
+        if self.uniform.overlap != usual:
+            self.missing.append("overlap: decided by the framework")
+            self.uniform = replace(self.uniform, overlap=usual)
+
+    def whole_group(self) -> None:
+        """ZeRO shards over all replicas."""
+        if self.uniform.strategy.zero_group:
+            self.say(f"zero_group={self.uniform.strategy.zero_group}: shards over all replicas", zero_group=0)
+
+
+def in_order(pipeline: Pipeline) -> bool:
+    """Whether the first group of stages has the first devices, the second the next, and so on."""
+    each, count = len(pipeline.stages[0].ranks), len(pipeline.stages)
+    groups = [group_of_stage(pipeline.schedule, count, stage) for stage in range(count)]
+    return all(
+        stage.ranks == tuple(range(group * each, group * each + each))
+        for stage, group in zip(pipeline.stages, groups, strict=True)
+    )
