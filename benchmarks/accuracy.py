@@ -29,8 +29,8 @@ from rich.progress import track
 from rich.table import Table
 
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.memory import plan_memory
-from meshwright.cost.step import pipeline_time
+from meshwright.cost.memory.device_memory import plan_memory
+from meshwright.cost.step.step import pipeline_time
 
 HERE = Path(__file__).parent
 COUNTED = ("dense-16bit", "moe-or-low-precision")  # flagged rows and noisy V100 sources are reported apart

@@ -21,9 +21,9 @@ from torch.nn import functional
 
 import meshwright as mw
 from meshwright.clusters import Cluster, device
-from meshwright.cost.collectives import Fabric
-from meshwright.cost.compute import Chip
-from meshwright.cost.layer import Placement, layer_time
+from meshwright.cost.layers.collectives import Fabric
+from meshwright.cost.layers.layer import Placement, layer_time
+from meshwright.cost.layers.operators import Chip
 from meshwright.cost.runtime import runtime
 from meshwright.models.presets import find_preset
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 
 import meshwright as mw
-from meshwright.cost.collectives import Fabric
-from meshwright.cost.compute import Chip
 from meshwright.cost.estimate import estimate
-from meshwright.cost.layer import Placement, layer_time
+from meshwright.cost.layers.collectives import Fabric
+from meshwright.cost.layers.layer import Placement, layer_time
+from meshwright.cost.layers.operators import Chip
 from meshwright.cost.runtime import runtime
 
 

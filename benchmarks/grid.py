@@ -15,7 +15,7 @@ from published import BadTable
 
 import meshwright as mw
 from meshwright.cost.runtime import runtime
-from meshwright.cost.step import pipeline_time
+from meshwright.cost.step.step import pipeline_time
 
 Row = dict[str, float]
 _COLUMNS = ("devices", "batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "milliseconds")

@@ -15,7 +15,7 @@ from typing import Any
 from described import Cells, Refused, cluster_of, model_of, number, whole
 
 import meshwright as mw
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import Runtime, runtime
 
 

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 import meshwright as mw
+from meshwright.cost.chrome_trace import chrome_trace
 from meshwright.cost.page import page
-from meshwright.cost.trace import chrome_trace
 
 job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("8x8xh100"), global_batch=128, seq_len=8192)
 print(f"{job.model.name} on {job.cluster.devices} devices, {job.tokens_per_step:,} tokens per step\n")

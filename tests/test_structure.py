@@ -84,8 +84,8 @@ def test_rooms_import_only_what_they_may() -> None:
     [
         ("models/layer.py", "from meshwright.plans import Plan"),
         ("clusters/device.py", "import meshwright.cost"),
-        ("plans/job.py", "from meshwright.cost.memory import plan_memory"),
-        ("cost/memory.py", "import meshwright.cli"),
+        ("plans/job.py", "from meshwright.cost.memory.device_memory import plan_memory"),
+        ("cost/memory/device_memory.py", "import meshwright.cli"),
         ("errors.py", "import meshwright.base.files"),
         ("plans/job.py", "import torch"),
         ("attic/__init__.py", "VALUE = 1"),  # a room nobody has placed in the order

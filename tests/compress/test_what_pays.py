@@ -20,9 +20,9 @@ from meshwright.compress.decide.rules import rules
 from meshwright.compress.decide.scaled import MOST, Scaled
 from meshwright.compress.decide.summed import gradients
 from meshwright.compress.sync import Choice
-from meshwright.cost.collectives import reduce_seconds
 from meshwright.cost.estimate import estimate
-from meshwright.cost.update import gradient_seconds
+from meshwright.cost.layers.collectives import reduce_seconds
+from meshwright.cost.step.update import gradient_seconds
 from meshwright.errors import InputError
 from meshwright.run.refusals import refuse
 
@@ -148,7 +148,7 @@ def test_the_link_of_a_cluster_takes_as_long_as_the_cost_model_says() -> None:
         assert ours == pytest.approx(float(reduce_seconds(one.fabric, moved, one.replicas, one.joined)))
     from meshwright.cost.constants import DEFAULT
     from meshwright.cost.runtime import runtime
-    from meshwright.cost.step import _sites
+    from meshwright.cost.step.step import _sites
 
     pipeline = plan.pipelines[0]
     whole, _ = gradient_seconds(work, pipeline, 0, _sites(work, pipeline, runtime("meshwright"), DEFAULT))

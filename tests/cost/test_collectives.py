@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.clusters import Cluster
-from meshwright.cost.collectives import Fabric, Tier, exchange_seconds, gather_seconds, reduce_seconds, send_seconds
 from meshwright.cost.constants import DEFAULT
+from meshwright.cost.layers.collectives import (
+    Fabric,
+    Tier,
+    exchange_seconds,
+    gather_seconds,
+    reduce_seconds,
+    send_seconds,
+)
 
 FREE = Fabric((Tier(8, 400e9, 0.0), Tier(10**9, 50e9, 0.0)))  # 8 devices at 400 GB/s, adapters of 50 GB/s
 

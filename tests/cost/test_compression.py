@@ -9,13 +9,13 @@ from msgspec.structs import replace as changed
 
 import meshwright as mw
 from meshwright.compress import codec
-from meshwright.cost.collectives import reduce_parts
 from meshwright.cost.compression import Codec, catalogue, offering
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.layers.collectives import reduce_parts
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.cost.site import Site
 from meshwright.plans import Compression
 from meshwright.plans.rules import check
 

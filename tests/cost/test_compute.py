@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from meshwright.clusters import device
-from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, peak_flops, product_seconds
 from meshwright.cost.constants import DEFAULT
+from meshwright.cost.layers.operators import Chip, attention_seconds, memory_seconds, peak_flops, product_seconds
 from meshwright.cost.runtime import runtime
 from tests.conftest import ROOT
 

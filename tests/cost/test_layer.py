@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from meshwright.clusters import Cluster
-from meshwright.cost.collectives import Fabric, gather_seconds, reduce_seconds
-from meshwright.cost.compute import Chip
 from meshwright.cost.constants import DEFAULT
-from meshwright.cost.layer import LayerTime, Placement, _op_work, layer_time
+from meshwright.cost.layers.collectives import Fabric, gather_seconds, reduce_seconds
+from meshwright.cost.layers.layer import LayerTime, Placement, _op_work, layer_time
+from meshwright.cost.layers.operators import Chip
 from meshwright.cost.runtime import runtime
 from meshwright.models import Model, Slice
 from tests.conftest import ROOT

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.clusters import Cluster
 from meshwright.cost import fits, plan_memory, runtime
-from meshwright.cost.transient import transient
+from meshwright.cost.memory.transient import transient
 from meshwright.errors import DoesNotFit
 from meshwright.models import Model, Slice
 from meshwright.plans import Job, Plan

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import meshwright as mw
-from meshwright.cost.collectives import Fabric
 from meshwright.cost.estimate import estimate
-from meshwright.cost.placement import counts, group, halves, placement
+from meshwright.cost.layers.collectives import Fabric
+from meshwright.cost.layers.rank_groups import counts, group, halves, placement
 from meshwright.plans import Span
 
 CLUSTER = mw.Cluster.preset("4x8xh100")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import meshwright as mw
+from meshwright.cost.chrome_trace import chrome_trace
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.cost.trace import chrome_trace
 
 JOB = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("4x8xh100"), global_batch=64, seq_len=8192)
 PLANS: list[dict[str, Any]] = [

@@ -224,7 +224,7 @@ def test_measured_numbers_take_the_place_of_usual_ones() -> None:
     """A chip that was seen to do half of what is usual takes twice as long for its products."""
     plain = mw.Cluster.preset("1xh100")
     table = {"group": [{"device": "h100", "nodes": 1, "devices_per_node": 1}]}
-    from meshwright.cost.compute import Chip
+    from meshwright.cost.layers.operators import Chip
     from meshwright.cost.runtime import runtime
 
     usual = Chip.of(plain.device(0), "bf16", runtime("meshwright")).products

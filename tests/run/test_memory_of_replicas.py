@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.run.host_memory import Peaks, malloc_bytes
 from meshwright.run.loop import advance, begin
 from meshwright.run.options import Training

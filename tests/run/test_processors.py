@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import meshwright as mw
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.run import threads
 from meshwright.run.host_memory import Peaks, malloc_bytes
 from meshwright.run.threads import share_cores

@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cost.estimate import estimate
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans.strategy import Offload
 from meshwright.search.build import plan_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from meshwright.cost.pipeline import simulate
+from meshwright.cost.step.pipeline import simulate
 from meshwright.plans.action_table import _walked, action_table, in_flight
 from meshwright.plans.schedule import Schedule
 from meshwright.search.timing import StageTimes, alive, durations, ends, least_ends, most_alive, warm_up

@@ -69,7 +69,7 @@ def command(
 
     found = estimate(job, document, runtime_named(document, runtime))
     if timeline:
-        from meshwright.cost.trace import chrome_trace
+        from meshwright.cost.chrome_trace import chrome_trace
 
         write_text(timeline, json.dumps(chrome_trace(found)))
     if html:

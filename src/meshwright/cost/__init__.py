@@ -5,18 +5,18 @@ What prices bytes or seconds needs numpy, which is loaded when it is first used.
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cost.pipeline import Event, Timeline, simulate
 from meshwright.cost.runtime import RUNTIMES, Runtime, runtime
+from meshwright.cost.step.pipeline import Event, Timeline, simulate
 
 if TYPE_CHECKING:
-    from meshwright.cost.memory import fits, plan_memory
+    from meshwright.cost.memory.device_memory import fits, plan_memory
 
 __all__ = ["RUNTIMES", "Event", "Runtime", "Timeline", "fits", "plan_memory", "runtime", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
     if name in {"fits", "plan_memory"}:
-        from meshwright.cost import memory
+        from meshwright.cost.memory import device_memory
 
-        return getattr(memory, name)
+        return getattr(device_memory, name)
     raise AttributeError(f"module 'meshwright.cost' has no attribute '{name}'")

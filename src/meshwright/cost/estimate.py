@@ -10,13 +10,13 @@ import msgspec
 
 from meshwright.base.units import size
 from meshwright.cost.compression import codecs_of
-from meshwright.cost.compute import peak_flops
 from meshwright.cost.constants import DEFAULT, Constants, seen_in
-from meshwright.cost.layer import repeated_ops
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.layers.layer import repeated_ops
+from meshwright.cost.layers.operators import peak_flops
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import Runtime, runtime
-from meshwright.cost.step import PipelineTime, pipeline_time
-from meshwright.cost.update import between_pipelines
+from meshwright.cost.step.step import PipelineTime, pipeline_time
+from meshwright.cost.step.update import between_pipelines
 from meshwright.errors import InputError, shorten
 from meshwright.models import Slice
 from meshwright.plans import Job, Plan

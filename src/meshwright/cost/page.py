@@ -8,8 +8,8 @@ from importlib import resources
 from typing import Any
 
 from meshwright.base.units import size
+from meshwright.cost.chrome_trace import ACTIONS, NAMES
 from meshwright.cost.estimate import CONVENTION, Estimate
-from meshwright.cost.trace import ACTIONS, NAMES
 from meshwright.plans import Pipeline
 from meshwright.plans.picture import strategy_text
 from meshwright.plans.stored_estimate import MEMORY_PARTS

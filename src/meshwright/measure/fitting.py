@@ -1,4 +1,4 @@
-"""From timings to the few numbers that the cost model asks for: the curves of `cost/compute.py`, fitted to samples.
+"""From timings to the few numbers that the cost model asks for: the curves of `cost/layers/operators.py`, fitted to samples.
 
 Every fit minimises the mean distance of logarithms, so that one wild sample moves it little, by stepping along one
 parameter at a time: curves are smooth and have at most four.

@@ -16,11 +16,11 @@ from torch.distributed.fsdp import fully_shard
 
 from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, seen_in
-from meshwright.cost.layer import layer_time
-from meshwright.cost.passes import BACKWARD_KERNELS, layer_passes
+from meshwright.cost.layers.layer import layer_time
+from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.passes import BACKWARD_KERNELS, layer_passes
+from meshwright.cost.layers.placement import Site
 from meshwright.cost.runtime import runtime
-from meshwright.cost.site import Site
-from meshwright.cost.ways import Ways
 from meshwright.measure.samples import TYPES, Sample, Scale
 from meshwright.measure.timing import Timing, timed
 from meshwright.models import Layer, Model

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.base.tables import convert
 from meshwright.cost.estimate import MEMORY_MARGIN, Estimate, estimate
-from meshwright.cost.memory import fits
+from meshwright.cost.memory.device_memory import fits
 from meshwright.errors import InputError
 from meshwright.models import Model
 from meshwright.plans import Job, Plan

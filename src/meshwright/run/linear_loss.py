@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cost.loss import loss_chunk
+from meshwright.cost.memory.transient import loss_chunk
 from meshwright.run.collectives import ALONE, Line
 from meshwright.run.kernels.device import fused
 

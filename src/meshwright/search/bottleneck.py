@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.base.units import size
-from meshwright.cost.compute import Chip
+from meshwright.cost.chrome_trace import NAMES
 from meshwright.cost.estimate import Estimate
-from meshwright.cost.layer import operator_seconds
+from meshwright.cost.layers.layer import operator_seconds
+from meshwright.cost.layers.operators import Chip
 from meshwright.cost.runtime import cut_of
-from meshwright.cost.trace import NAMES
 from meshwright.plans import Job, Span, Stage
 from meshwright.plans.spans import alike, layers_of
 from meshwright.plans.stored_estimate import MEMORY_PARTS

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layer import layer_times
-from meshwright.cost.site import Site
-from meshwright.cost.transient import gradient_bytes
+from meshwright.cost.layers.layer import layer_times
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.transient import gradient_bytes
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job
 from meshwright.plans.strategy import Axis

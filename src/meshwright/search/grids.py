@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import Fabric
+from meshwright.cost.layers.collectives import Fabric
 from meshwright.models import Layer, Model
 from meshwright.plans import Job
 from meshwright.plans.spans import alike

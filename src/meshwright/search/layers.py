@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from meshwright.cost.collectives import send_seconds
 from meshwright.cost.estimate import estimate
-from meshwright.cost.memory import plan_memory
-from meshwright.cost.stage import grid, relayout_seconds
+from meshwright.cost.layers.collectives import send_seconds
+from meshwright.cost.layers.stage import grid, relayout_seconds
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.plans import Pipeline, Plan, Span, Stage, in_flight
 from meshwright.plans.spans import device_text, span_name
 from meshwright.search.build import repeated

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from meshwright.cost.layer import operator_seconds
-from meshwright.cost.site import Site
+from meshwright.cost.layers.layer import operator_seconds
+from meshwright.cost.layers.placement import Site
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layer import layer_times
-from meshwright.cost.memory import Bytes, is_processor, loose_share, state_bytes
-from meshwright.cost.passes import PASSES, layer_passes
-from meshwright.cost.site import Site
-from meshwright.cost.transient import gathered_bytes, gradient_bytes, gradient_shapes
-from meshwright.cost.update import settled, update_seconds
-from meshwright.cost.ways import Ways
+from meshwright.cost.layers.layer import layer_times
+from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.passes import PASSES, layer_passes
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.device_memory import Bytes, is_processor, loose_share, state_bytes
+from meshwright.cost.memory.transient import gathered_bytes, gradient_bytes, gradient_shapes
+from meshwright.cost.step.update import settled, update_seconds
 from meshwright.models import Layer, Model
 from meshwright.plans import Job
 from meshwright.plans.spans import alike, sort_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.memory import Bytes, state_bytes
-from meshwright.cost.site import Site
-from meshwright.cost.update import update_seconds
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.device_memory import Bytes, state_bytes
+from meshwright.cost.step.update import update_seconds
 from meshwright.search.bounds import shortest
 from meshwright.search.grids import Grids
 from meshwright.search.prices import Prices

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import send_seconds
 from meshwright.cost.constants import Constants
+from meshwright.cost.layers.collectives import send_seconds
 from meshwright.cost.runtime import Runtime
 from meshwright.plans import Job
 from meshwright.plans.schedule import Schedule, group_of_stage

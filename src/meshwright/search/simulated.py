@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import send_seconds
+from meshwright.cost.layers.collectives import send_seconds
 from meshwright.plans import in_flight
 from meshwright.search.bounds import ending, free_times, joined, summed
 from meshwright.search.cuts import Family

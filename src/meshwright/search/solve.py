@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.constants import DEFAULT, Constants
+from meshwright.cost.layers.placement import Site
 from meshwright.cost.runtime import Runtime
-from meshwright.cost.site import Site
 from meshwright.plans import Job
 from meshwright.plans.schedule import Schedule
 from meshwright.search.bounds import least_seconds, plain_seconds, pooled_extra, shortest

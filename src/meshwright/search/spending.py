@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.cost.chrome_trace import NAMES
 from meshwright.cost.estimate import Estimate
-from meshwright.cost.trace import NAMES
 
 # Parts of an estimate's breakdown -> their group; every other part is communication, which is told apart by axis.
 _GROUP_OF = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.memory import loose_share, process_bytes
+from meshwright.cost.memory.device_memory import loose_share, process_bytes
 from meshwright.cost.runtime import Runtime
 from meshwright.plans import Job
 from meshwright.search.modes import Mode

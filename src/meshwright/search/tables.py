@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.site import Site
+from meshwright.cost.layers.placement import Site
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job
 from meshwright.search.dominance import needless, traits_of, unbeaten

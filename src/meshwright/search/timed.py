@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layer import layer_time
-from meshwright.cost.passes import PASSES, layer_passes
-from meshwright.cost.site import Site
+from meshwright.cost.layers.layer import layer_time
+from meshwright.cost.layers.passes import PASSES, layer_passes
+from meshwright.cost.layers.placement import Site
 from meshwright.models import Layer
 from meshwright.plans import Job
 from meshwright.plans.strategy import Axis

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from meshwright.cost.constants import Constants
 from meshwright.cost.estimate import estimate
-from meshwright.cost.memory import plan_memory
+from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import Runtime
 from meshwright.plans import Job, Pipeline, Plan, Span, Stage
 from meshwright.plans.schedule import group_of_stage

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import EVERYTHING, Counts, Fabric
-from meshwright.cost.layer import Placement
+from meshwright.cost.layers.collectives import EVERYTHING, Counts, Fabric
+from meshwright.cost.layers.layer import Placement
+from meshwright.cost.layers.layer_config import Replicas, Ways
 from meshwright.cost.runtime import Runtime
-from meshwright.cost.ways import Replicas, Ways
 from meshwright.models import Layer, Slice
 from meshwright.plans import Job, Span
 from meshwright.plans.strategy import Offload

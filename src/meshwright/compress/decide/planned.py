@@ -26,7 +26,7 @@ from meshwright.compress.decide.scaled import Scaled, rehearsable, topology
 from meshwright.compress.decide.summed import Summed, gradients
 from meshwright.compress.front import Tell
 from meshwright.compress.threads import one_thread
-from meshwright.cost.collectives import exchange_seconds, reduce_parts
+from meshwright.cost.layers.collectives import exchange_seconds, reduce_parts
 from meshwright.plans import Compression, Job, Plan
 
 _HIDDEN = 0.02  # part of a step: less than this need not be shortened

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshwright.cost.collectives import Counts, Fabric
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.cost.memory import stages_of
+from meshwright.cost.layers.collectives import Counts, Fabric
+from meshwright.cost.layers.layer_config import Held, Ways, parameter_groups
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.device_memory import stages_of
 from meshwright.cost.runtime import runtime as runtime_named
-from meshwright.cost.site import Site
-from meshwright.cost.ways import Held, Ways, parameter_groups
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Op, Weight
 from meshwright.plans import Job, Pipeline, Plan, Span

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.cost.layer import layer_time, operator_seconds, repeated_ops
-from meshwright.cost.memory import stages_of
-from meshwright.cost.site import Site
-from meshwright.cost.step import PipelineTime
-from meshwright.cost.ways import Ways
+from meshwright.cost.layers.layer import layer_time, operator_seconds, repeated_ops
+from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.memory.device_memory import stages_of
+from meshwright.cost.step.step import PipelineTime
 from meshwright.plans import Plan
 from meshwright.plans.document import Pipeline
 from meshwright.plans.spans import alike, layers_of

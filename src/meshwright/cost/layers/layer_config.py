@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.cost.collectives import Counts
-from meshwright.cost.layer import Placement
+from meshwright.cost.layers.collectives import Counts
+from meshwright.cost.layers.layer import Placement
+from meshwright.cost.layers.placement import Site
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.site import Site
 from meshwright.models import Layer, Slice
 from meshwright.plans import Job, Span
 from meshwright.plans.spans import alike

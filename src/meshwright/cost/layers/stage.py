@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.cost.collectives import exchange_seconds
-from meshwright.cost.layer import layer_time
-from meshwright.cost.passes import PASSES, Part, layer_passes
-from meshwright.cost.site import Site
-from meshwright.cost.ways import Ways
+from meshwright.cost.layers.collectives import exchange_seconds
+from meshwright.cost.layers.layer import layer_time
+from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.passes import PASSES, Part, layer_passes
+from meshwright.cost.layers.placement import Site
 from meshwright.plans import Job, Span, Stage
 from meshwright.plans.spans import alike, layers_of
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
 
-from meshwright.cost.collectives import send_seconds
 from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.memory import sorts_of_devices, stages_of
-from meshwright.cost.pipeline import Timeline, simulate
+from meshwright.cost.layers.collectives import send_seconds
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.stage import StageTime, stage_time
+from meshwright.cost.memory.device_memory import sorts_of_devices, stages_of
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.site import Site
-from meshwright.cost.stage import StageTime, stage_time
-from meshwright.cost.update import Sites, gradient_seconds, optimizer_seconds
+from meshwright.cost.step.pipeline import Timeline, simulate
+from meshwright.cost.step.update import Sites, gradient_seconds, optimizer_seconds
 from meshwright.plans import Job, Pipeline, Span
 from meshwright.plans.action_table import action_table
 from meshwright.plans.schedule import Action

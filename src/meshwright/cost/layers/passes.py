@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import gather_parts, send_seconds
-from meshwright.cost.layer import LayerTime
-from meshwright.cost.placement import halves
-from meshwright.cost.site import Site
-from meshwright.cost.ways import Ways, parameter_groups
+from meshwright.cost.layers.collectives import gather_parts, send_seconds
+from meshwright.cost.layers.layer import LayerTime
+from meshwright.cost.layers.layer_config import Ways, parameter_groups
+from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.rank_groups import halves
 from meshwright.models import Layer
 
 Array = Any

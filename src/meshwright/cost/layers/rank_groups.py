@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.clusters import Cluster
-from meshwright.cost.collectives import Counts, Fabric
-from meshwright.cost.layer import Placement
+from meshwright.cost.layers.collectives import Counts, Fabric
+from meshwright.cost.layers.layer import Placement
 from meshwright.plans import Span
 from meshwright.plans.strategy import Axis
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.clusters import Cluster, Device, Link
 from meshwright.clusters.measurements import Measured
-from meshwright.cost.collectives import Counts, Fabric
-from meshwright.cost.compute import Chip
 from meshwright.cost.constants import Constants, seen_on
-from meshwright.cost.layer import Placement
-from meshwright.cost.placement import counts, placement, replicas
+from meshwright.cost.layers.collectives import Counts, Fabric
+from meshwright.cost.layers.layer import Placement
+from meshwright.cost.layers.operators import Chip
+from meshwright.cost.layers.rank_groups import counts, placement, replicas
 from meshwright.cost.runtime import Runtime
 from meshwright.models import precision
 from meshwright.plans import Job, Span

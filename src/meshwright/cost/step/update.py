@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import Fabric, gather_parts, reduce_parts, reduce_seconds, send_seconds
 from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.memory import names_held, stages_of
-from meshwright.cost.placement import halves
+from meshwright.cost.layers.collectives import Fabric, gather_parts, reduce_parts, reduce_seconds, send_seconds
+from meshwright.cost.layers.layer_config import Ways, parameter_groups
+from meshwright.cost.layers.placement import Site, between
+from meshwright.cost.layers.rank_groups import halves
+from meshwright.cost.memory.device_memory import names_held, stages_of
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.site import Site, between
-from meshwright.cost.ways import Ways, parameter_groups
 from meshwright.models import Layer, Slice, precision
 from meshwright.plans import OPTIMIZERS, Job, Pipeline, Plan
 from meshwright.plans.spans import alike, layers_of

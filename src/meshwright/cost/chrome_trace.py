@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.cost.estimate import Estimate
-from meshwright.cost.passes import Part
-from meshwright.cost.pipeline import Event
-from meshwright.cost.stage import StageTime
-from meshwright.cost.step import PipelineTime
+from meshwright.cost.layers.passes import Part
+from meshwright.cost.layers.stage import StageTime
+from meshwright.cost.step.pipeline import Event
+from meshwright.cost.step.step import PipelineTime
 
 # What an action spends its time on, in the order it is drawn.
 PARTS = (

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, ring_seconds
-from meshwright.cost.compute import Chip, attention_seconds, memory_seconds, product_seconds
+from meshwright.cost.layers.collectives import Fabric, exchange_seconds, gather_seconds, reduce_seconds, ring_seconds
+from meshwright.cost.layers.operators import Chip, attention_seconds, memory_seconds, product_seconds
 from meshwright.cost.runtime import Runtime
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Op, Recompute
