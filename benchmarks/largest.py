@@ -19,8 +19,8 @@ import meshwright as mw
 from meshwright.clusters.device import Group
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
-from meshwright.search.limits import Limits
-from meshwright.search.solve import Search
+from meshwright.search.exact.solve import Search
+from meshwright.search.space.limits import Limits
 
 SERVERS = [("8xv100-32gb", "fp16"), ("8xa100-40gb", "bf16"), ("8xa100-80gb", "bf16"), ("8xrtx4090", "bf16")]
 WAYS: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -26,13 +26,12 @@ from meshwright.cost.constants import DEFAULT
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import MeshwrightError
 from meshwright.models import presets
-from meshwright.search.chain import solve
-from meshwright.search.first import first_plan
-from meshwright.search.layers import instance_of, ways_of, with_all_choices
-from meshwright.search.limits import Limits
-from meshwright.search.milp import solve_milp
-from meshwright.search.planner import plan
-from meshwright.search.solve import Search
+from meshwright.search.exact.solve import Search
+from meshwright.search.planner import first_plan, plan
+from meshwright.search.refine.chain import solve
+from meshwright.search.refine.layers import instance_of, ways_of, with_all_choices
+from meshwright.search.refine.milp import solve_milp
+from meshwright.search.space.limits import Limits
 
 LARGE = [
     ("llama3.1-405b", "2048x8xh100", 2048, 8192),

@@ -11,8 +11,8 @@ from pathlib import Path
 import meshwright as mw
 from meshwright.frameworks.contract import Beside
 from meshwright.frameworks.registry import read
-from meshwright.search.explain import explain
-from meshwright.search.targets import limits_for, target
+from meshwright.search.explanation.explain import explain
+from meshwright.search.space.targets import limits_for, target
 
 RUNTIME = target("megatron").runtime  # Megatron-Core as the arguments below run it
 script = Path(__file__).with_name("megatron_llama3_70b.sh")

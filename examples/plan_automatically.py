@@ -9,9 +9,9 @@ from rich.console import Console
 
 import meshwright as mw
 from meshwright.plans.picture import draw
-from meshwright.search.explain import explain, runners_up
+from meshwright.search.explanation.explain import explain, runners_up
+from meshwright.search.explanation.html import report
 from meshwright.search.planner import plan
-from meshwright.search.report import report
 
 console = Console()
 job = mw.Job(mw.Model.preset("llama3-70b"), mw.Cluster.preset("8x8xh100"), global_batch=128, seq_len=8192)

@@ -15,7 +15,7 @@ import pytest
 
 from meshwright.cli.searching import Watch, proof
 from meshwright.plans import Plan
-from meshwright.search.features import choices, spans_of
+from meshwright.search.explanation.features import choices, spans_of
 from tests.conftest import Run
 
 PLAN = ("plan", "llama3-8b", "8xh100", "--batch", "64", "--seq", "8192")

@@ -19,8 +19,8 @@ from meshwright.plans.rules import check
 from meshwright.plans.schedule import group_of_stage
 from meshwright.plans.spans import device_text, span_name
 from meshwright.plans.strategy import DEFAULT_ORDER, Offload
-from meshwright.search.limits import Limits
-from meshwright.search.modes import Mode
+from meshwright.search.space.activation_modes import Mode
+from meshwright.search.space.limits import Limits
 
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("zbv", 2), ("dualpipev", 2), ("interleaved", 2)]
 

@@ -17,10 +17,10 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans import Compression, Plan, Span
 from meshwright.plans.rules import check
-from meshwright.search.compress import compressed
 from meshwright.search.planner import plan
-from meshwright.search.swap import swapped
-from meshwright.search.trim import trimmed, with_spans
+from meshwright.search.refine.offload import trimmed, with_spans
+from meshwright.search.refine.refine import compressed
+from meshwright.search.refine.swap import swapped
 
 OURS = RUNTIMES["meshwright"]
 

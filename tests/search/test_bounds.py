@@ -12,16 +12,15 @@ import pytest
 
 import meshwright as mw
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.search.bounds import least_seconds, plain_seconds, pooled_extra, quick_seconds
-from meshwright.search.hopes import averaged
-from meshwright.search.pipelines import schedules
-from meshwright.search.prices import Prices, prices
-from meshwright.search.screen import Screen, holdable, least_away, least_end, updates
-from meshwright.search.shapes import Shape
-from meshwright.search.simulated import best_of
-from meshwright.search.solve import Search
-from meshwright.search.timed import timed
-from meshwright.search.ways import Choices, bare
+from meshwright.search.bounds.layer_times import timed
+from meshwright.search.bounds.lower_bounds import least_seconds, plain_seconds, pooled_extra, quick_seconds
+from meshwright.search.bounds.pipeline_shapes import Shape
+from meshwright.search.bounds.prices import Prices, prices
+from meshwright.search.bounds.pruning import Screen, averaged, holdable, least_away, least_end, updates
+from meshwright.search.exact.evaluate import best_of
+from meshwright.search.exact.solve import Search
+from meshwright.search.space.candidates import Choices, bare
+from meshwright.search.space.schedules import schedules
 
 EXACT = 1 + 1e-9
 CASES = [

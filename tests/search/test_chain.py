@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.search.chain import Solution, solve
-from meshwright.search.chain_paths import Instance
-from meshwright.search.milp import solve_milp
+from meshwright.search.refine.chain import Solution, solve
+from meshwright.search.refine.chain_paths import Instance
+from meshwright.search.refine.milp import solve_milp
 
 
 def instance(

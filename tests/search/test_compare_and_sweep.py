@@ -7,9 +7,9 @@ import pytest
 import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.errors import InputError
-from meshwright.search.compare import compare
+from meshwright.search.explanation.compare import compare
+from meshwright.search.explanation.sweep import on_nodes, sweep
 from meshwright.search.planner import plan
-from meshwright.search.sweep import on_nodes, sweep
 
 JOB = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), 64, 8192)
 

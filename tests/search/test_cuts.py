@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.search.cuts import balanced, even, shared_out
+from meshwright.search.space.cuts import balanced, even, shared_out
 
 
 def chain(random: Random) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:

@@ -9,13 +9,13 @@ import pytest
 
 import meshwright as mw
 from meshwright.cost.runtime import RUNTIMES
-from meshwright.search import tables
-from meshwright.search.dominance import traits_of
-from meshwright.search.modes import recomputes
-from meshwright.search.prices import prices
-from meshwright.search.solve import Search
-from meshwright.search.tables import Frame, framed
-from meshwright.search.ways import Choices, folded, inside, with_states
+from meshwright.search.bounds.dominance import traits_of
+from meshwright.search.bounds.prices import prices
+from meshwright.search.exact import candidate_tables
+from meshwright.search.exact.candidate_tables import Frame, framed
+from meshwright.search.exact.solve import Search
+from meshwright.search.space.activation_modes import recomputes
+from meshwright.search.space.candidates import Choices, folded, inside, with_states
 
 CASES = [
     ("llama3-8b", "2x8xh100", 16, "meshwright"), ("llama3-8b", "4x8xa100-80gb", 48, "megatron-2021"),
@@ -42,8 +42,8 @@ def both(search: Search) -> tuple[Choices, np.ndarray]:
     """Every candidate, and whether it stays."""
     job, chain, site, limits = search.job, search.chain, search.site, search.limits
     kept = set(rows_of(framed(job, chain, site, limits, recomputes(search.modes)).choices))
-    with mock.patch.object(tables, "needless", return_value={}):
-        every = tables._candidates(job, site, limits)
+    with mock.patch.object(candidate_tables, "needless", return_value={}):
+        every = candidate_tables._candidates(job, site, limits)
     return every, np.array([row in kept for row in rows_of(every)])
 
 

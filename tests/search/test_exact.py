@@ -13,9 +13,9 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans.rules import check
-from meshwright.search.build import plan_of
-from meshwright.search.limits import Limits
-from meshwright.search.solve import Search
+from meshwright.search.exact.plan_builder import plan_of
+from meshwright.search.exact.solve import Search
+from meshwright.search.space.limits import Limits
 from tests.search.brute import best
 
 OURS = RUNTIMES["meshwright"]

@@ -11,14 +11,14 @@ import meshwright as mw
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.errors import InputError, UnknownName
 from meshwright.plans import Offload
-from meshwright.search.bottleneck import limit_of, small_products, stage_limits
-from meshwright.search.explain import explain, losses, runners_up
-from meshwright.search.features import choices, spans_of
-from meshwright.search.headroom import with_memory
+from meshwright.search.explanation.bottleneck import limit_of, small_products, stage_limits
+from meshwright.search.explanation.explain import explain, losses, runners_up
+from meshwright.search.explanation.features import choices, spans_of
+from meshwright.search.explanation.improvements import helps, on_batch, variations
+from meshwright.search.explanation.time_breakdown import GROUPS, Spending, differences
 from meshwright.search.planner import Answer, plan
-from meshwright.search.spending import GROUPS, Spending, differences
-from meshwright.search.targets import TARGETS, limits_for, target
-from meshwright.search.variations import helps, on_batch, variations
+from meshwright.search.space.headroom import with_memory
+from meshwright.search.space.targets import TARGETS, limits_for, target
 
 PLANS: list[dict[str, Any]] = [
     {"zero": 3, "recompute": "full"},

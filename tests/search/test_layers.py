@@ -8,12 +8,12 @@ import meshwright as mw
 from meshwright.cost.estimate import estimate
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans.rules import check
-from meshwright.search.chain import solve
-from meshwright.search.layers import best_layered, instance_of, layered, ways_of
-from meshwright.search.limits import Limits
-from meshwright.search.milp import solve_milp
+from meshwright.search.exact.solve import Search
 from meshwright.search.planner import plan
-from meshwright.search.solve import Search
+from meshwright.search.refine.chain import solve
+from meshwright.search.refine.layers import best_layered, instance_of, layered, ways_of
+from meshwright.search.refine.milp import solve_milp
+from meshwright.search.space.limits import Limits
 
 
 def searched(model: str, cluster: str, batch: int, precision: str, fix: dict[str, object], forbid: list[str]) -> Search:

@@ -15,8 +15,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.plans import Pipeline, Stage
 from meshwright.plans.rules import check
 from meshwright.plans.spans import device_text, layers_of
+from meshwright.search.explanation.runners_up import runners_up
 from meshwright.search.planner import NothingFits, plan
-from meshwright.search.runners import runners_up
 
 CASES = [
     ("llama3-8b", "2x8xa100-80gb+2x8xh100", 256, "bf16"),

@@ -13,10 +13,10 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans.strategy import Offload
-from meshwright.search.build import plan_of
-from meshwright.search.headroom import with_memory
-from meshwright.search.limits import Limits
-from meshwright.search.solve import Search
+from meshwright.search.exact.plan_builder import plan_of
+from meshwright.search.exact.solve import Search
+from meshwright.search.space.headroom import with_memory
+from meshwright.search.space.limits import Limits
 
 OURS = RUNTIMES["meshwright"]
 CONFIG = {

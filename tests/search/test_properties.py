@@ -17,10 +17,10 @@ from meshwright.cost.runtime import RUNTIMES
 from meshwright.errors import InputError, UnknownName
 from meshwright.plans.rules import check
 from meshwright.plans.spans import layers_of
-from meshwright.search.limits import FORBIDDABLE
+from meshwright.search.exact.solve import Search
 from meshwright.search.planner import NothingFits, plan
-from meshwright.search.solve import Search
-from meshwright.search.targets import limits_for, target
+from meshwright.search.space.limits import FORBIDDABLE
+from meshwright.search.space.targets import limits_for, target
 
 MODELS = ["gpt2-medium", "llama3.2-1b", "bert-huge", "t5-large", "qwen3-30b-a3b", "llama3-8b", "vit-huge"]
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

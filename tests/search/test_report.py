@@ -15,11 +15,11 @@ import pytest
 import meshwright as mw
 from meshwright.plans.spans import layer_range
 from meshwright.plans.stored_estimate import MEMORY_PARTS
-from meshwright.search.explain import Explanation, RunnerUp, explain, runners_up
-from meshwright.search.features import spans_of
+from meshwright.search.explanation.explain import Explanation, RunnerUp, explain, runners_up
+from meshwright.search.explanation.features import spans_of
+from meshwright.search.explanation.html import report, sweep_page
+from meshwright.search.explanation.sweep import sweep
 from meshwright.search.planner import Answer, plan
-from meshwright.search.report import report, sweep_page
-from meshwright.search.sweep import sweep
 from tests.cost.test_page import CHROMIUM, FLAGS, needs_chromium
 
 # Appended to a page: what the browser made of it, readable in the DOM.

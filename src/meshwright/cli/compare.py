@@ -17,7 +17,7 @@ from meshwright.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from meshwright.search.compare import Comparison
+    from meshwright.search.explanation.compare import Comparison
 
 EPILOG = """
 \b
@@ -44,7 +44,7 @@ def command(a: str, b: str, runtime: str | None, json_: bool, **options: Any) ->
     """
     pairs = load_plans((a, b), options)
     from meshwright.cost.estimate import estimate  # numpy is loaded here, not at the start
-    from meshwright.search.compare import compare
+    from meshwright.search.explanation.compare import compare
 
     first, second = (estimate(job, plan, runtime_named(plan, runtime)) for plan, job in pairs)
     found = compare(first, second)
@@ -58,7 +58,7 @@ def _print(found: Comparison, a: str, b: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from meshwright.search.spending import percent
+    from meshwright.search.explanation.time_breakdown import percent
 
     out = console()
     table = Table(box=None, pad_edge=False, header_style="dim")

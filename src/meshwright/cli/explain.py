@@ -18,7 +18,7 @@ from meshwright.cli.common import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from meshwright.search.explain import Explanation
+    from meshwright.search.explanation.explain import Explanation
 
 _VISIBLE = 0.0005  # of the step: less rounds to nothing
 EPILOG = """
@@ -47,7 +47,7 @@ def command(plan: str, runtime: str | None, seconds: float | None, json_: bool, 
     PLAN is a file, - for standard input, or a short text such as tp=8,pp=4 with the job in options.
     """
     document, job = load_plan(plan, options)
-    from meshwright.search.explain import BUDGET, explain
+    from meshwright.search.explanation.explain import BUDGET, explain
 
     found = explain(job, document, runtime_named(document, runtime), seconds=BUDGET if seconds is None else seconds)
     notes = notes_on(document, job)

@@ -23,12 +23,12 @@ from meshwright.cli.common import (
 )  # fmt: skip
 from meshwright.cli.searching import Watch, forbiddable, limits_from, proof, search_options
 from meshwright.errors import InputError
-from meshwright.search.targets import TARGETS
+from meshwright.search.space.targets import TARGETS
 
 if TYPE_CHECKING:
-    from meshwright.search.explain import Explanation
+    from meshwright.search.explanation.explain import Explanation
+    from meshwright.search.explanation.runners_up import RunnerUp
     from meshwright.search.planner import Answer
-    from meshwright.search.runners import RunnerUp
 
 _SPARE = 0.05  # of a device's memory: less is worth a note
 EPILOG = f"""
@@ -103,7 +103,7 @@ def command(
         if output:
             document.save(output)
     if html:
-        from meshwright.search.report import report
+        from meshwright.search.explanation.html import report
 
         write_text(html, report(answer, explanation, others, line, notes))
     if json_:
@@ -142,7 +142,7 @@ def _tight(answer: Answer) -> list[str]:
 
 def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[RunnerUp, ...]]:
     """What limits it, and what comes after it; an interrupt leaves this out, not the plan."""
-    from meshwright.search.explain import explain, runners_up
+    from meshwright.search.explanation.explain import explain, runners_up
 
     found = answer.estimate
     try:

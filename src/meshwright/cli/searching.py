@@ -14,8 +14,8 @@ import click
 
 from meshwright.errors import InputError
 from meshwright.plans import parse_short
-from meshwright.search.limits import FORBIDDABLE, Limits
-from meshwright.search.targets import TARGETS, limits_for, target
+from meshwright.search.space.limits import FORBIDDABLE, Limits
+from meshwright.search.space.targets import TARGETS, limits_for, target
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -16,10 +16,10 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model
 from meshwright.plans import OPTIMIZERS
-from meshwright.search.targets import TARGETS
+from meshwright.search.space.targets import TARGETS
 
 if TYPE_CHECKING:
-    from meshwright.search.sweep import Point
+    from meshwright.search.explanation.sweep import Point
 
 EPILOG = """
 \b
@@ -67,7 +67,7 @@ def command(
     if html is not None:
         writable("--html", html)
     loaded = _load(model, cluster)
-    from meshwright.search.sweep import sweep  # numpy is loaded here, not at the start
+    from meshwright.search.explanation.sweep import sweep  # numpy is loaded here, not at the start
 
     name = runtime or (TARGETS[target_].runtime if target_ else "meshwright")
     with Watch() as watch:
@@ -87,7 +87,7 @@ def command(
             raise
     _say(points, price, csv_=csv_, json_=json_)
     if html:
-        from meshwright.search.report import sweep_page
+        from meshwright.search.explanation.html import sweep_page
 
         write_text(html, sweep_page(points, price))
         if not (csv_ or json_):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.frameworks.contract import Exported, Format
 from meshwright.plans import Job, Plan
-from meshwright.search.targets import target
+from meshwright.search.space.targets import target
 
 _VISIBLE = 0.0005  # of a step: less rounds to nothing
 

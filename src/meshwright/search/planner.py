@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -21,14 +22,50 @@ from meshwright.plans import Job, Pipeline, Plan, Span, Stage
 from meshwright.plans.rules.case import Case
 from meshwright.plans.rules.choices import precision_supported
 from meshwright.plans.spans import device_text
-from meshwright.search.beyond import refined
-from meshwright.search.build import plan_of
-from meshwright.search.closest import NothingFits, closest
-from meshwright.search.first import first_plan
-from meshwright.search.headroom import on_job, with_less_memory
-from meshwright.search.limits import Limits
-from meshwright.search.mixed import MixedSearch
-from meshwright.search.solve import Search
+from meshwright.search.bounds.pruning import together
+from meshwright.search.closest_fit import NothingFits, closest
+from meshwright.search.exact.plan_builder import plan_of
+from meshwright.search.exact.solve import Search
+from meshwright.search.hetero.cluster import MixedSearch
+from meshwright.search.refine.refine import refined
+from meshwright.search.space.headroom import on_job, with_less_memory
+from meshwright.search.space.limits import Limits
+
+# A first plan in a fraction of the time of a search: rules of thumb, so that there is always something to show.
+
+
+_SIMPLE = {"ulysses": 1, "ring": 1, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}
+_FORBIDDEN = ("hybrid", "adaptive", "mixed", "placement", "park")
+
+
+def first_plan(job: Job, runtime: Runtime, limits: Limits, constants: Constants) -> tuple[float, Plan] | None:
+    """A plan that fits and keeps the limits, with its seconds, if a rule of thumb finds one."""
+    for some in _thumbs(job, limits):
+        search = Search(job, runtime, some, constants, first_only=True)
+        if not together(search.setting, offload=some.allows("offload")):
+            continue
+        search.run()
+        if search.best:
+            return search.limit, plan_of(job, search.best[0], search.modes)
+    return None
+
+
+def _thumbs(job: Job, limits: Limits) -> Iterator[Limits]:
+    """Limits that leave a handful of plans; those that the user's limits rule out are left out."""
+    group = job.cluster.groups[0]
+    tp = group.devices_per_node
+    dp = gcd(job.global_batch, max(job.cluster.devices // tp, 1))
+    sharded: dict[str, Any] = {"tp": 1, "zero": 3, "dp": gcd(job.global_batch, job.cluster.devices)}
+    tries = [({"offload"}, sharded), (set(), sharded)]
+    if all(layer.tensor_parallel for layer in job.model.layers):
+        tries = [({"offload"}, {"tp": tp, "zero": 1, "dp": dp // p}) for p in (8, 2, 1) if dp % p == 0] + tries
+    for forbidden, fixed in tries:
+        try:
+            every = {*_FORBIDDEN, *forbidden, *limits.forbidden}
+            yield Limits.of({**_SIMPLE, **fixed, **limits.fixed}, every, limits.headroom)
+        except InputError:
+            continue
+
 
 _GRACE = 5.0  # seconds beyond a time limit in which a first plan is still looked for
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape

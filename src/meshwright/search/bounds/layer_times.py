@@ -1,0 +1,129 @@
+"""Grids with nothing repeated, sharded or offloaded: seconds of every sort of layer, priced once for grids alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.layers.layer import layer_time
+from meshwright.cost.layers.passes import PASSES, layer_passes
+from meshwright.cost.layers.placement import Site
+from meshwright.models import Layer
+from meshwright.plans import Job
+from meshwright.plans.strategy import Axis
+from meshwright.search.bounds.prices import Chain, Columns
+from meshwright.search.space.candidates import Choices, priced
+from meshwright.search.space.grids import Grids
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Arrays of (sort, choice)."""
+
+    choices: Choices
+    forward: Array  # seconds of one micro-batch
+    backward: Array
+    through: Array  # of the backward pass, what the layers before wait for
+    passed_on: Array  # bytes handed to the next layer
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What bounds need of every choice."""
+        return self.forward, self.backward, self.backward - self.through, self.passed_on
+
+    def take(self, rows: Array) -> Timed:
+        """Of some of the choices."""
+        arrays = (self.forward, self.backward, self.through, self.passed_on)
+        return Timed(self.choices.take(rows), *(array[:, rows] for array in arrays))
+
+
+def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
+    """Time all choices; data parallelism does not matter, so that few of them differ."""
+    return Timed(choices, *all_passes(job, chain, choices, site, range(len(chain.sorts))))
+
+
+def all_passes(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+    """As `passes_of` gives them, with choices that are alike for a sort of layer timed once."""
+    found = tuple(np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
+    for same in (alike, alike_tokens, alike_experts):
+        mine = [i for i in sorts if _same(chain.sorts[i]) is same]
+        if mine:
+            first, back = same(choices, site)
+            for part, some in zip(found, passes_of(job, chain, choices.take(first), site, mine), strict=True):
+                part[mine] = some[mine][:, back]
+    return found
+
+
+def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """Choices that are the first of their kind, and the kind of every choice: they cut all layers but those of experts
+    alike and meet the same links, whatever their data parallelism."""
+    g = choices.grids
+    links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
+    return kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
+
+
+def alike_tokens(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """The same for layers without attention: they depend on how many tokens a device has, not on what cuts them."""
+    g = choices.grids
+    return kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
+
+
+def alike_experts(choices: Choices, site: Site) -> tuple[Array, Array]:
+    """The same for layers of experts."""
+    g = choices.grids
+    return kinds(g.tp, g.sp, g.ep, g.etp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
+
+
+def attends(layer: Layer) -> bool:
+    """Whether it matters to a layer how a sample's tokens are divided, and not only how many a device has."""
+    return bool(layer.heads) or any(op.kind == "attention" or any(k.heads for k in op.keeps) for op in layer.ops)
+
+
+def _same(layer: Layer) -> Callable[[Choices, Site], tuple[Array, Array]]:
+    return alike_experts if layer.experts else alike if attends(layer) else alike_tokens
+
+
+def kinds(*parts: Array) -> tuple[Array, Array]:
+    """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
+    key = np.zeros(len(parts[0]), dtype=np.int64)
+    for part in parts:
+        count, index = _numbered(part)
+        key = key * count + index
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back.reshape(-1)
+
+
+def _numbered(part: Array) -> tuple[int, Array]:
+    """How many different values there are, and the number of each row's."""
+    if part.dtype.kind in "iub" and len(part) and part.max() < len(part) + 1000:  # degrees: no need to sort
+        number = np.cumsum(np.bincount(part) > 0) - 1
+        return int(number[-1]) + 1, number[part]
+    values, index = np.unique(part, return_inverse=True)
+    return len(values), index.reshape(-1)
+
+
+def meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
+    """How many members of an axis each tier of links joins: what decides the time of its collectives."""
+    for tier in site.fabric.tiers[:-1]:
+        yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
+
+
+def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+    """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
+    bytes passed on; zero for other sorts."""
+    ways = priced(choices, job, site.fabric, site.runtime)
+    forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
+    for i in sorts:
+        layer = chain.sorts[i]
+        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
+        passes = layer_passes(layer, time, ways, site)
+        forward[i], backward[i] = (passes.total(when) for when in PASSES)
+        through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
+        passed_on[i] = layer.output_bytes(ways.cut)
+    return forward, backward, through, passed_on
