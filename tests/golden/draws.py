@@ -17,6 +17,11 @@ CLUSTERS = (
     "8xh100", "4x8xh100", "8xa100-40gb", "2x8xa100-80gb", "8xv100-32gb", "2x8xmi300x", "8xascend-910b", "8xb200",
     "1x8xa100-40gb+1x8xv100-32gb", "2x4xrtx4090", "8xh20",
 )  # fmt: skip
+LENGTHS = {
+    "gpt2-xl": (512, 1024), "gpt3-13b": (512, 2048), "bloom-7b1": (512, 2048), "t5-large": (512,), "vit-huge": (257,),
+    "swin-huge": (3136,), "bert-huge": (512,), "llama2-13b": (2048, 4096),
+}  # fmt: skip
+MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
 RUNTIMES = ("meshwright", "megatron", "nemo", "torchtitan", "fsdp", "deepspeed", "megatron-2021", "maxtext")
 FORMATS = (
     "megatron", "nemo", "mindspeed", "slime", "torchtitan", "deepspeed", "accelerate", "galvatron", "verl", "areal",
@@ -76,11 +81,14 @@ def question(number: int) -> Question:
 
 def _job(random: Random, few: bool = False) -> list[str]:
     clusters = CLUSTERS[:1] + CLUSTERS[2:3] + CLUSTERS[4:5] if few else CLUSTERS
-    return [random.choice(MODELS), random.choice(clusters), *_batch(random)]
+    model, cluster = random.choice(MODELS), random.choice(clusters)
+    return [model, cluster, *_batch(random, model, cluster)]
 
 
-def _batch(random: Random) -> list[str]:
-    precision = random.choice(["bf16", "bf16", "bf16", "fp16", "fp32"])
+def _batch(random: Random, model: str, cluster: str) -> list[str]:
+    precision = random.choice(
+        ["fp16", "fp16", "fp32"] if "v100" in cluster else ["bf16", "bf16", "bf16", "fp16", "fp32"]
+    )
     optimizer = random.choice(["adamw", "adamw", "adamw", "adamw-16bit", "adamw-8bit", "muon", "sgd-momentum"])
     length = random.choice(["512", "2048", "4096"])
     return [
@@ -113,27 +121,42 @@ def _plan(random: Random, _: int) -> Question:
     return _shown(random, "plan", *_job(random), *limits, "--no-why")
 
 
+def _degrees(random: Random, model: str, count: int = 1) -> list[str]:
+    """Plans by hand; experts only where the model has some."""
+    return random.sample([one for one in DEGREES if "ep=" not in one or model in MIXTURES], count)
+
+
+def _memory(random: Random, model: str) -> str:
+    return random.choice([one for one in MEMORY if "+" not in one or model not in MIXTURES])
+
+
 def _estimate(random: Random, _: int) -> Question:
-    plan = random.choice(DEGREES) + random.choice(MEMORY)
-    return _shown(random, "estimate", *_job(random, few=True), "--plan", plan, "--runtime", random.choice(RUNTIMES))
+    job = _job(random, few=True)
+    (plan,) = _degrees(random, job[0])
+    words = ["--plan", plan + _memory(random, job[0]), "--runtime", random.choice(RUNTIMES)]
+    return _shown(random, "estimate", *job, *words)
 
 
-def _by_hand(random: Random) -> list[str]:
-    model, cluster, *batch = _job(random, few=True)
+def _by_hand(job: list[str]) -> list[str]:
+    model, cluster, *batch = job
     return ["--model", model, "--cluster", cluster, *batch]
 
 
 def _export(random: Random, at: int) -> Question:
-    plan = random.choice(DEGREES) + random.choice(MEMORY)
-    return Question(("export", plan, *_by_hand(random), "--to", FORMATS[at % len(FORMATS)]), "files")
+    job = _job(random, few=True)
+    (plan,) = _degrees(random, job[0])
+    words = (plan + _memory(random, job[0]), *_by_hand(job), "--to", FORMATS[at % len(FORMATS)])
+    return Question(("export", *words), "files")
 
 
 def _explain(random: Random, _: int) -> Question:
-    return _shown(random, "explain", random.choice(DEGREES), *_by_hand(random), "--seconds", "0")
+    job = _job(random, few=True)
+    return _shown(random, "explain", *_degrees(random, job[0]), *_by_hand(job), "--seconds", "0")
 
 
 def _compare(random: Random, _: int) -> Question:
-    return _shown(random, "compare", *random.sample(DEGREES, 2), *_by_hand(random))
+    job = _job(random, few=True)
+    return _shown(random, "compare", *_degrees(random, job[0], 2), *_by_hand(job))
 
 
 def _analyze(random: Random, at: int) -> Question:
@@ -141,7 +164,7 @@ def _analyze(random: Random, at: int) -> Question:
 
 
 def _sweep(random: Random, _: int) -> Question:
-    model, cluster = random.choice(MODELS[:9]), random.choice(CLUSTERS[:3])
+    model, cluster = random.choice(MODELS[1:9]), random.choice(CLUSTERS[:3])
     job = [model, cluster, "--batch", "32,64", "--seq", "512,2048", "--time-limit", "120"]
     return _shown(random, "sweep", *job, *random.choice([[], ["--for", "megatron"], ["--forbid", "offload"]]))
 
