@@ -1,4 +1,4 @@
-"""How fast every codec encodes and decodes, against a copy on the same device in the same run (`meshwright.compress.bench`),
+"""How fast every codec encodes and decodes, against a copy on the same device in the same run,
 for several sizes, tiles and warps; and one batch of many small gradients against a batch for each.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from meshwright.compress import codecs
-from meshwright.compress.bench import CUDA, Bench, device_name, made, wall
+from meshwright.compression import codecs
+from meshwright.compression.benchmark import CUDA, Bench, device_name, made, wall
 
 NAMES = list(codecs())
 
@@ -60,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     tile, warps = 4096, 4
     if CUDA:
-        from meshwright.compress.triton_backend import WARPS
+        from meshwright.compression.backends.triton.batch import WARPS
 
         tile, warps = 0, WARPS
     names = given.codecs.split(",")

@@ -43,7 +43,7 @@ def exact(flats: list[Tensor], step: int) -> Tensor:
 
 def coded(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], device: Any, *, feedback: bool) -> Mean:
     """The mean of what the messages of all processes say."""
-    from meshwright.compress import codec
+    from meshwright.compression import codec
 
     kind = codec(name, **options)
     if kind.rounds > 1:
@@ -73,8 +73,8 @@ def coded(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dev
 
 def low_rank(shapes: list[tuple[int, ...]], rank: int, device: Any) -> Mean:
     """PowerSGD with factors in 8 bits, as the synchroniser sends them."""
-    from meshwright.compress import codec
-    from meshwright.compress.lowrank import LowRank
+    from meshwright.compression import codec
+    from meshwright.compression.powersgd.codec import LowRank
 
     members = [LowRank(shapes, rank, device) for _ in range(RANKS)]
     residuals = [torch.zeros(sum(members[0].counts), device=device) for _ in range(RANKS)]

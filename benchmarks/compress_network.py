@@ -137,9 +137,9 @@ def paced(hook: Any, pace: Any, part: float) -> Any:
 def ours(ddp: Any, name: str, rest: str, pace: Any) -> Any:
     """`int8/scatter`, `terngrad:bits=2/gather/65536`, `plain`: a codec with options, a topology, numbers of a piece;
     `auto`: what is expected to pay."""
-    from meshwright.compress import codec
-    from meshwright.compress.decide import Auto
-    from meshwright.compress.sync import Choice, Traffic, register
+    from meshwright.compression import codec
+    from meshwright.compression.auto import Auto
+    from meshwright.compression.sync import Choice, Traffic, register
 
     name, _, given = name.partition(":")
     options = {

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-from meshwright.compress.decide import Auto
-from meshwright.compress.sync import register
+from meshwright.compression.auto import Auto
+from meshwright.compression.sync import register
 
 
 def train(rank: int, world: int, meeting: str) -> None:

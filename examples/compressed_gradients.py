@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-from meshwright.compress import codec
-from meshwright.compress.sync import Choice, register
+from meshwright.compression import codec
+from meshwright.compression.sync import Choice, register
 
 
 def train(rank: int, world: int, meeting: str) -> None:

@@ -18,7 +18,7 @@ LONG = (
     "launch/test_ray.py",
     "launch/test_ray_measure.py",
     "launch/test_torchrun.py",
-    "compress/test_triton.py",
+    "compression/test_triton.py",
     "cost/test_accuracy.py",
     "run/test_train.py",
     "run/test_planned.py",

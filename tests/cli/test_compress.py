@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from meshwright.base.units import size
 from meshwright.cli import cli
-from meshwright.compress import front
-from meshwright.compress.page import bandwidth, row
+from meshwright.compression import preflight
+from meshwright.compression.planning.page import bandwidth, row
 from tests.conftest import Run
 
 SHORT = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32", "zero": 0}
@@ -48,7 +48,7 @@ def facts() -> dict[str, Any]:
 
 def test_the_table_is_the_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(front, "grid", lambda *given: asked.append(given[:3]) or facts())
+    monkeypatch.setattr(preflight, "grid", lambda *given: asked.append(given[:3]) or facts())
     words = ("explain", "--processes", "4", "--mbit", "100", "--latency", "2")
     found = json.loads(said(*words, "--json"))
     assert found == facts()
@@ -67,7 +67,7 @@ def test_the_table_is_the_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_a_narrow_terminal_shows_every_other_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "grid", lambda *_: facts())
+    monkeypatch.setattr(preflight, "grid", lambda *_: facts())
     done = CliRunner().invoke(cli, ["compress", "explain", "--processes", "4"], env={"COLUMNS": "80"})
     assert "10 Mbit" in done.stdout
     assert "100 Mbit  " not in done.stdout.splitlines()[1]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 import meshwright as mw
-from meshwright.compress import codec
+from meshwright.compression import codec
 from meshwright.cost.compression import Codec, catalogue, offering
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.compress import codec, codecs
-from tests.compress.against import NAMES, bad_numbers_stay_alone, compare, drawn
+from meshwright.compression import codec, codecs
+from tests.compression.against import NAMES, bad_numbers_stay_alone, compare, drawn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 COUNTS = [1_000_000, 1, 0, 4096, 65_537, 300_000, 31, 8192]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compress.against_lowrank import (
+from tests.compression.against_lowrank import (
     bad_numbers_are_told_and_do_not_stay,
     columns_become_orthonormal,
     steps_are_as_the_paper_says,
@@ -35,7 +35,7 @@ def test_bad_numbers_are_told() -> None:
 
 def test_a_step_is_captured_in_a_graph() -> None:
     """Nothing asks the host: a replay does what the calls did."""
-    from meshwright.compress.lowrank import LowRank
+    from meshwright.compression.powersgd.codec import LowRank
 
     flat = torch.randn(512 * 768, device="cuda")
     lows = [LowRank([(512, 768)], 4, "cuda") for _ in range(2)]

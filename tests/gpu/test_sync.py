@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from meshwright.compress import codec, codecs
-from meshwright.compress.sync import Choice, Gradients, Options, Synchroniser, register
-from meshwright.compress.sync.shards import ShardSynchroniser
+from meshwright.compression import codec, codecs
+from meshwright.compression.sync import Choice, Gradients, Options, Synchroniser, register
+from meshwright.compression.sync.shards import ShardSynchroniser
 from tests.run.pool import pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -50,12 +50,12 @@ Exit codes: 0 measured, 2 bad input.
 @as_json
 def bench(codecs: str | None, mib: int | None, json_: bool) -> None:
     """Time encoding and decoding of every codec, against a copy on the same device."""
-    from meshwright.compress import front
+    from meshwright.compression import preflight
     from meshwright.measure.progress import bar
 
     names = [name.strip() for name in codecs.split(",")] if codecs is not None else []
     with bar() as tell:
-        found = front.bench(names, mib, tell)
+        found = preflight.bench(names, mib, tell)
     if json_:
         print_json(found)
         return
@@ -136,12 +136,12 @@ def explain(
 
 
 def _without_plan(processes: int, mbit: float | None, latency: float, html: str | None, *, json_: bool) -> None:
-    from meshwright.compress import front
-    from meshwright.compress.page import NOTE, TITLES, bandwidth, page, row
+    from meshwright.compression import preflight
+    from meshwright.compression.planning.page import NOTE, TITLES, bandwidth, page, row
     from meshwright.measure.progress import bar
 
     with bar() as tell:
-        found = front.grid(processes, mbit, latency / 1e3, tell)
+        found = preflight.grid(processes, mbit, latency / 1e3, tell)
     if html:
         write_text(html, page(found))
     if json_:
@@ -167,11 +167,10 @@ def _with_plan(
     what: str, link: tuple[float, float] | None, output: str | None, runtime: str | None, *, json_: bool
 ) -> None:
     document, job = load_plan(what, {})
-    from meshwright.compress import front
     from meshwright.measure.progress import bar
 
     with bar() as tell:
-        found, other = front.planned(job, document, runtime_named(document, runtime), link, tell)
+        found, other = preflight.planned(job, document, runtime_named(document, runtime), link, tell)
     if output:
         other.save(output)
     facts = found.to_table()
@@ -194,7 +193,7 @@ def _with_plan(
 
 
 def _print_verdict(facts: dict[str, Any]) -> None:
-    from meshwright.compress.page import seconds, times
+    from meshwright.compression.planning.page import seconds, times
 
     if not facts["compression"]:
         click.echo("\nnothing pays: gradients stay as they are")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.compress.codec import Codec, codec, codecs
-from meshwright.compress.topologies import TOPOLOGIES
+from meshwright.compression.codec import Codec, codec, codecs
+from meshwright.compression.topologies import TOPOLOGIES
 from meshwright.errors import InputError
 from meshwright.plans import Compression
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.compress.sync import Choice, Options, Synchroniser, register_sharded
+from meshwright.compression.sync import Choice, Options, Synchroniser, register_sharded
 from meshwright.models import Model
 from meshwright.plans import Compression, Plan
 from meshwright.plans.spans import layers_of

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.compress.sync import Synchroniser
+from meshwright.compression.sync import Synchroniser
 from meshwright.plans import Plan
 from meshwright.run.across import Copies
 from meshwright.run.layout import Interval, own_rows

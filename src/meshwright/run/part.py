@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from meshwright.compress.sync import Synchroniser
+from meshwright.compression.sync import Synchroniser
 from meshwright.run.lane import Lane
 from meshwright.run.layout import Interval, Layout
 from meshwright.run.loss import next_tokens

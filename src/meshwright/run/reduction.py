@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.compress.sync import Gradients, Synchroniser
+from meshwright.compression.sync import Gradients, Synchroniser
 from meshwright.run.collectives import Line
 from meshwright.run.compression import Ways
 from meshwright.run.lane import Lane

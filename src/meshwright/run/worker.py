@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.base.processes import state_of
-from meshwright.compress.sync import PeerLost
+from meshwright.compression.sync import PeerLost
 from meshwright.errors import STOPPED, InputError, MeshwrightError, TrainingFailed
 from meshwright.plans import Plan
 from meshwright.run.heartbeat import Cause

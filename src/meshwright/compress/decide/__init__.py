@@ -1,6 +1,0 @@
-"""Whether to compress, how, in how many parts and over which topology: by simulating the pipeline with what was measured."""
-
-from meshwright.compress.decide.choose import Decision, decide
-from meshwright.compress.decide.facts import Auto, Facts, Link, Unit, Way, usual
-
-__all__ = ["Auto", "Decision", "Facts", "Link", "Unit", "Way", "decide", "usual"]

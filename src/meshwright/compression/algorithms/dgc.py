@@ -1,0 +1,15 @@
+"""Deep gradient compression (Lin et al. 2018): about the largest numbers, by a threshold that a sample gives.
+
+The threshold aims a little below the room there is: what finds no room stays in the residual, the last ones first.
+"""
+
+from meshwright.compression.language import Fields, Node, Sent, choose, magnitude, spread, threshold
+
+
+def encode(g: Node, *, part: float = 0.01, every: int = 1024) -> Sent:
+    chosen = choose(magnitude(g) >= threshold(magnitude(g), part * 0.9, every), part)
+    return {"index": chosen.index, "value": chosen.take(g)}
+
+
+def decode(m: Fields) -> Node:
+    return spread(m["index"], m["value"])

@@ -1,0 +1,16 @@
+"""2 bits for each number, four evenly spaced levels around 0, and one step for each block of them.
+
+Small numbers are sent too large; error feedback makes that good later (what it costs in steps: docs/measurements.md).
+"""
+
+from meshwright.compression.language import Fields, Node, Sent, largest, magnitude, pack, where
+
+
+def encode(g: Node, *, block: int = 256) -> Sent:
+    step = largest(magnitude(g), block) / 2
+    positive, negative = where(g >= step, 3.0, 2.0), where(g >= -step, 1.0, 0.0)
+    return {"code": pack(where(g >= 0, positive, negative), bits=2), "step": step}
+
+
+def decode(m: Fields) -> Node:
+    return (m["code"] - 1.5) * m["step"]

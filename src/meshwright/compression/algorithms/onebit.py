@@ -1,0 +1,11 @@
+"""The sign of each number, and the mean of all magnitudes (Seide et al. 2014; Karimireddy et al. 2019)."""
+
+from meshwright.compression.language import Fields, Node, Sent, magnitude, mean, pack, where
+
+
+def encode(g: Node) -> Sent:
+    return {"positive": pack(g >= 0, bits=1), "scale": mean(magnitude(g))}
+
+
+def decode(m: Fields) -> Node:
+    return where(m["positive"] > 0, m["scale"], -m["scale"])
