@@ -144,7 +144,7 @@ def compare(case: Case, cluster: mw.Cluster, precision: str) -> dict[str, Any]:
 
 def on_processes(only: list[str]) -> list[dict[str, Any]]:
     """Measure this machine as one, two and four processes, and train small models on each."""
-    from meshwright.measure.front import measure
+    from meshwright.measurement.measure import measure
 
     rows = []
     print(f"{'':28}{'threads':>8}{'said ms':>10}{'took':>9}{'':8}{'said MiB':>10}{'took':>9}{'':8}{'tensors':>9}")

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 import meshwright as mw
-from meshwright.launch.front import Where, requested, written
-from meshwright.launch.placement import placement
+from meshwright.launchers.launch import Where, requested, written
+from meshwright.launchers.placement import placement
 from meshwright.run.options import Training
 
 model = mw.Model.preset("llama3-8b")

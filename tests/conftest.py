@@ -14,10 +14,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 # Begun first: else one process would still be at one of them when the other has nothing left to do.
 LONG = (
     "test_structure.py",
-    "launch/test_slurm.py",
-    "launch/test_ray.py",
-    "launch/test_ray_measure.py",
-    "launch/test_torchrun.py",
+    "launchers/test_slurm.py",
+    "launchers/test_ray.py",
+    "launchers/test_ray_measure.py",
+    "launchers/test_torchrun.py",
     "compression/test_triton.py",
     "cost/test_accuracy.py",
     "run/test_train.py",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.test_bad_input import mistake
 from tests.conftest import Run
-from tests.launch.plans import written
+from tests.launchers.plans import written
 
 HUNDREDS = {"model": "llama3-8b", "cluster": "2x8xh100", "global_batch": 64, "seq_len": 2048, "tp": 8}
 

@@ -24,7 +24,7 @@ import os, torch
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(7)
 import meshwright as mw
-from meshwright.measure.worker import _join
+from meshwright.measurement.worker import _join
 
 job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1xcpu"), 2, seq_len=8, precision="fp32")
 found = []

@@ -51,7 +51,7 @@ Exit codes: 0 measured, 2 bad input.
 def bench(codecs: str | None, mib: int | None, json_: bool) -> None:
     """Time encoding and decoding of every codec, against a copy on the same device."""
     from meshwright.compression import preflight
-    from meshwright.measure.progress import bar
+    from meshwright.measurement.progress import bar
 
     names = [name.strip() for name in codecs.split(",")] if codecs is not None else []
     with bar() as tell:
@@ -138,7 +138,7 @@ def explain(
 def _without_plan(processes: int, mbit: float | None, latency: float, html: str | None, *, json_: bool) -> None:
     from meshwright.compression import preflight
     from meshwright.compression.planning.page import NOTE, TITLES, bandwidth, page, row
-    from meshwright.measure.progress import bar
+    from meshwright.measurement.progress import bar
 
     with bar() as tell:
         found = preflight.grid(processes, mbit, latency / 1e3, tell)
@@ -167,7 +167,7 @@ def _with_plan(
     what: str, link: tuple[float, float] | None, output: str | None, runtime: str | None, *, json_: bool
 ) -> None:
     document, job = load_plan(what, {})
-    from meshwright.measure.progress import bar
+    from meshwright.measurement.progress import bar
 
     with bar() as tell:
         found, other = preflight.planned(job, document, runtime_named(document, runtime), link, tell)

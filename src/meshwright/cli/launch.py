@@ -14,8 +14,8 @@ from meshwright.errors import STOPPED, InputError
 
 if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
-    from meshwright.launch.front import Where
-    from meshwright.launch.request import Request
+    from meshwright.launchers.launch import Where
+    from meshwright.launchers.request import Request
 
 PLACES = ("local", "torchrun", "slurm", "kubernetes", "ray")
 EPILOG = """
@@ -72,7 +72,7 @@ def command(plan: str, on: str, dry_run: bool, write: str | None, name: str, jso
 
     PLAN is the file of a plan with its job, as `meshwright plan -o` writes it. The other options are those of train.
     """
-    from meshwright.launch.front import Where, requested
+    from meshwright.launchers.launch import Where, requested
 
     given = {option: options.pop(option) for option in _OF}
     for option, value in given.items():
@@ -96,7 +96,7 @@ def command(plan: str, on: str, dry_run: bool, write: str | None, name: str, jso
 
 def _print(request: Request, where: Where, write: str | None, *, json_: bool) -> None:
     from meshwright.base.files import writable, write_text
-    from meshwright.launch.front import facts, written
+    from meshwright.launchers.launch import facts, written
 
     text = written(request, where)
     if write:
@@ -113,8 +113,7 @@ def _print(request: Request, where: Where, write: str | None, *, json_: bool) ->
 
 
 def _submit(request: Request, where: Where, *, json_: bool) -> None:
-    from meshwright.launch.front import facts, written
-    from meshwright.launch.submit import submit
+    from meshwright.launchers.launch import facts, submit, written
 
     text = written(request, where)
     _make_log_folder(request, where)
@@ -126,7 +125,7 @@ def _submit(request: Request, where: Where, *, json_: bool) -> None:
         click.echo(line)
     click.echo(f"submitted: {said}")
     if where.on == "slurm":
-        from meshwright.launch.slurm import log_folder
+        from meshwright.launchers.slurm import log_folder
 
         click.echo(f"logs in {log_folder(request)}; squeue --job={said.split(';')[0]} shows it")
 
@@ -135,7 +134,7 @@ def _make_log_folder(request: Request, where: Where) -> None:
     """Slurm opens its logs before the job runs."""
     if where.on != "slurm":
         return
-    from meshwright.launch.slurm import log_folder
+    from meshwright.launchers.slurm import log_folder
 
     try:
         os.makedirs(log_folder(request), exist_ok=True)
@@ -150,13 +149,13 @@ def _train(request: Request, promised: Estimate, where: Where, *, json_: bool) -
     if where.on == "local":
         start(request.job, request.plan, request.run, json_=json_)
         return
-    from meshwright.launch import ray_driver
+    from meshwright.launchers.ray import driver
 
     if json_:
-        stopped = ray_driver.train(request, promised, print_step, address=where.address)
+        stopped = driver.train(request, promised, print_step, address=where.address)
     else:
         say_plan(console(), request.job, request.plan, promised)
         with Screen(request.run.steps) as screen:
-            stopped = ray_driver.train(request, promised, screen, address=where.address)
+            stopped = driver.train(request, promised, screen, address=where.address)
     if stopped:
         sys.exit(STOPPED)

@@ -51,12 +51,12 @@ def command(
         return
     from meshwright.cli.clusters import cluster_facts
     from meshwright.clusters import Cluster
-    from meshwright.measure.front import measure
-    from meshwright.measure.progress import bar
+    from meshwright.measurement.measure import measure
+    from meshwright.measurement.progress import bar
 
     with bar() as tell:
         if on == "ray":
-            from meshwright.launch.ray_measure import measure as measure_on_ray
+            from meshwright.launchers.ray.measure import measure as measure_on_ray
 
             found: Cluster | None = measure_on_ray(output, devices or 0, tell, address=address)
         else:
@@ -88,7 +88,7 @@ def _layers(model: str, cluster: str, options: dict[str, Any], json_: bool) -> N
 
     from meshwright.cli.common import job_of
     from meshwright.clusters import Cluster
-    from meshwright.measure.front import layers
+    from meshwright.measurement.measure import layers
 
     cpu = Cluster.load(cluster).device(0).architecture == "cpu"
     usual = {"batch": 1, "precision": "fp32" if cpu else "bf16"}

@@ -120,7 +120,7 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
 
 def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:
     """A task per file, on any node that has a core free; nodes find files by the same path."""
-    from meshwright.launch.ray_driver import connected
+    from meshwright.launchers.ray.driver import connected
 
     try:
         ray = connected("" if address == "auto" else address)
