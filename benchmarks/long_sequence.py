@@ -22,8 +22,8 @@ import torch.multiprocessing as processes
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.run.apply import apply
 from meshwright.run.models import build
+from meshwright.run.parallel.apply import apply
 
 
 def model(tokens: int) -> mw.Model:

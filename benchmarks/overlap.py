@@ -22,8 +22,8 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 import meshwright as mw
-from meshwright.run.apply import apply
 from meshwright.run.optimizers.adamw import AdamW
+from meshwright.run.parallel.apply import apply
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,

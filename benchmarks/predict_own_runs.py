@@ -177,7 +177,7 @@ def on_processes(only: list[str]) -> list[dict[str, Any]]:
 
 def _threads(processes: int) -> int:
     """Return the threads of each of so many processes of this machine, by the runtime's own rule."""
-    command = f"from meshwright.run.threads import share_cores; print(share_cores({processes}))"
+    command = f"from meshwright.run.processes.threads import share_cores; print(share_cores({processes}))"
     return int(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
 
 

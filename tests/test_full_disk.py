@@ -14,8 +14,8 @@ import pytest
 import meshwright as mw
 from meshwright.base.files import write_texts
 from meshwright.errors import DiskFull
+from meshwright.run.folder.checkpoint.huggingface import read_weights, write_weights
 from meshwright.run.models import build
-from meshwright.run.weights import read_weights, write_weights
 from tests.conftest import Run
 from tests.run.families import CONFIGS
 

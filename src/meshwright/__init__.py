@@ -82,7 +82,7 @@ def train(
     >>> [event["step"] for event in events if event["event"] == "step"]
     [1, 2]
     """
-    from meshwright.run.front import train as run  # torch only when it is needed
+    from meshwright.run.train import train as run  # torch only when it is needed
 
     return run(plan, data, steps=steps, tell=tell, **options)
 

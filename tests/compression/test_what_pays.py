@@ -23,7 +23,7 @@ from meshwright.cost.estimate import estimate
 from meshwright.cost.layers.collectives import reduce_seconds
 from meshwright.cost.step.update import gradient_seconds
 from meshwright.errors import InputError
-from meshwright.run.refusals import refuse
+from meshwright.run.parallel.refusals import refuse
 
 Shapes = tuple[tuple[int, ...], ...]
 NAMES = ("fp16", "int8", "int4", "onebit")

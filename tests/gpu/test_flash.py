@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.run.models.ring import _merge
+from meshwright.run.models.attention.ring_attention import _merge
 from meshwright.run.torch_private import flash_backward, flash_forward, packed_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

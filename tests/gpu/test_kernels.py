@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.run.kernels import gated, rms_norm, rms_norm_beside, split_turned, turned
-from meshwright.run.linear_loss import linear_loss
+from meshwright.run.kernels.cross_entropy import linear_loss
 from meshwright.run.models import Context
-from meshwright.run.models.attend import attend
+from meshwright.run.models.attention.sequence_parallel import attend
 from meshwright.run.optimizers import AdamW8bit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

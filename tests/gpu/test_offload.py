@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.run.apply import apply
 from meshwright.run.optimizers import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
-from meshwright.run.optimizers.host import keep_on_host
-from meshwright.run.parallel import Parallel
+from meshwright.run.optimizers.offload import keep_on_host
+from meshwright.run.parallel.apply import apply
+from meshwright.run.parallel.parallel_model import Parallel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CONFIG = {
@@ -43,7 +43,7 @@ def gradients(part: Parallel, tokens: torch.Tensor) -> tuple[list[torch.Tensor],
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_gradients_are_the_same_and_memory_falls(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's attention adds gradients up in any order: what it makes of equal inputs differs in the last bits."""
-    monkeypatch.setattr("meshwright.run.offload._UNDER_WAY", 2**23)
+    monkeypatch.setattr("meshwright.run.memory.offload._UNDER_WAY", 2**23)
     expected, most = gradients(*built(recompute=recompute))
     for fraction in (0.5, 1.0):
         found, peak = gradients(*built(recompute=recompute, offload={"activations": fraction}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.run.products import has_float8, linear
+from meshwright.run.precision.matmul import has_float8, linear
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not has_float8(torch.device("cuda")), reason="no device with 8-bit products"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshwright.base.processes import state_of
-from meshwright.run.checkpoint import latest
+from meshwright.run.folder.checkpoint.checkpoint import latest
 from tests.conftest import ROOT
 from tests.launchers import fake_slurm
 

@@ -64,7 +64,7 @@ def test_swaps_find_their_peer_where_nodes_differ_in_size(monkeypatch: pytest.Mo
     """Ranks 6 to 9 are a node of four after one of six: rank 7 is its second device."""
     from types import SimpleNamespace
 
-    from meshwright.run.apply import _places
+    from meshwright.run.parallel.apply import _places
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -21,7 +21,7 @@ from meshwright.errors import InputError, MeshwrightError, TrainingFailed
 from meshwright.launchers.launch import Where, requested
 from meshwright.launchers.ray import driver
 from meshwright.observe.report.document import document
-from meshwright.run.checkpoint import latest
+from meshwright.run.folder.checkpoint.checkpoint import latest
 from meshwright.run.options import Training
 from tests.conftest import ROOT
 from tests.launchers.plans import UNLIKE, losses_of_one_process, request, using, written

@@ -12,7 +12,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.launchers.ray import measure
-from meshwright.run.launch import free_port
+from meshwright.run.processes.launch import free_port
 from tests.conftest import ROOT
 from tests.packages import installed
 

@@ -12,7 +12,7 @@ import torch
 import meshwright as mw
 from meshwright.errors import PlanError
 from meshwright.plans.spans import layers_of
-from meshwright.run.apply import apply
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, Batch, Shown, optimizer_of
 from tests.run.plans import pipeline, span, stage

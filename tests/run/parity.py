@@ -10,10 +10,10 @@ from torch.nn import functional
 
 import meshwright as mw
 from meshwright.plans.short_form import parse_short
-from meshwright.run.apply import apply
-from meshwright.run.lane import Groups
+from meshwright.run.mesh.mesh import Groups
 from meshwright.run.models import Context, build, fresh
 from meshwright.run.models.numerics import numerics
+from meshwright.run.parallel.apply import apply
 
 GROUPS: Groups = {}  # of a process of a pool
 STEPS, BATCH, LENGTH = 3, 8, 32

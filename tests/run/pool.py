@@ -28,7 +28,7 @@ class Pool:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["meshwright.run.apply", "tests.run.parity", "tests.run.pool"])
+        context.set_forkserver_preload(["meshwright.run.parallel.apply", "tests.run.parity", "tests.run.pool"])
         store = Path(self._folder.name) / "store"
         self._ends: list[Connection] = []
         self._processes = []

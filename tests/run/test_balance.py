@@ -13,14 +13,14 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.run.apply import apply
-from meshwright.run.collectives import Line
-from meshwright.run.front import check
-from meshwright.run.lane import Lane
-from meshwright.run.loss import next_tokens
+from meshwright.run.folder.checkpoint.huggingface import write_weights
+from meshwright.run.mesh.collectives import Line
+from meshwright.run.mesh.mesh import Lane
 from meshwright.run.models import Context, build
 from meshwright.run.options import Training
-from meshwright.run.weights import write_weights
+from meshwright.run.parallel.apply import apply
+from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.train import check
 from tests.run.families import CONFIGS
 from tests.run.parity import BATCH, GROUPS, LENGTH, batches, optimizer_of, plan_of, world_of
 from tests.run.plans import pipeline, span, stage

@@ -12,9 +12,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from meshwright.errors import InputError
-from meshwright.run.apply import apply
-from meshwright.run.checkpoint import Checkpoints, damage, latest
+from meshwright.run.folder.checkpoint.checkpoint import Checkpoints, damage, latest
 from meshwright.run.optimizers.choose import optimizer_for, optimizer_named, updates_of
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL

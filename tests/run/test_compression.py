@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.plans import Compression
-from meshwright.run.apply import apply
-from meshwright.run.checkpoint import Checkpoints, latest
+from meshwright.run.folder.checkpoint.checkpoint import Checkpoints, latest
 from meshwright.run.optimizers.choose import optimizer_for
-from meshwright.run.refusals import refuse
+from meshwright.run.parallel.apply import apply
+from meshwright.run.parallel.refusals import refuse
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, by_one_process, optimizer_of, plan_of, world_of
 from tests.run.pool import pool

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.run.apply import apply
-from meshwright.run.checkpoint import Checkpoints, damage, latest
+from meshwright.run.folder.checkpoint.checkpoint import Checkpoints, damage, latest
 from meshwright.run.optimizers.choose import optimizer_for
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, plan_of
 from tests.run.pool import pool
@@ -237,7 +237,7 @@ def refused(folder: str) -> list[str]:
     part = apply(model, plan, seed=7, groups=GROUPS)
     checkpoints = Checkpoints(folder)
     if torch.distributed.get_rank() == 1:
-        from meshwright.run import checkpoint_files
+        from meshwright.run.folder.checkpoint import files
 
         class Full:
             def __init__(self, raw: Any) -> None:
@@ -246,8 +246,8 @@ def refused(folder: str) -> list[str]:
             def write(self, data: Any) -> int:
                 raise OSError(28, "No space left on device")
 
-        counted = checkpoint_files._Counted
-        checkpoint_files._Counted = lambda raw: counted(Full(raw))  # type: ignore[assignment,misc]
+        counted = files._Counted
+        files._Counted = lambda raw: counted(Full(raw))  # type: ignore[assignment,misc]
     checkpoints.save(4, part, optimizer_for("adamw", part, 1e-3, 0.1), {})
     try:
         checkpoints.wait()
@@ -255,7 +255,7 @@ def refused(folder: str) -> list[str]:
         return [type(error).__name__, str(error)]
     finally:
         if torch.distributed.get_rank() == 1:
-            checkpoint_files._Counted = counted  # type: ignore[misc]
+            files._Counted = counted  # type: ignore[misc]
     return []
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.run.data import Batches, Dataset, Samples, open_data
-from meshwright.run.data.device import device_batches
+from meshwright.run.data.prefetch import device_batches
 from meshwright.run.data.shuffle import shuffled
-from meshwright.run.loss import next_tokens
+from meshwright.run.parallel.stage_part import next_tokens
 from tests.run.texts import END, documents_of, prepared, stream_of
 
 # --- reading

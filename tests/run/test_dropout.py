@@ -12,12 +12,12 @@ import transformers
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.run.apply import apply
 from meshwright.run.data import open_data
-from meshwright.run.feed import Feed
+from meshwright.run.data.prefetch import Feed
+from meshwright.run.folder.checkpoint.huggingface import write_weights
 from meshwright.run.models import Context, build
 from meshwright.run.models.dropout import Masks, philox
-from meshwright.run.weights import write_weights
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import BATCH, LENGTH, batches, plan_of
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.run.dynamic import CHECKS, EVERY, Dynamic, Level
+from meshwright.run.models.dynamic_precision import CHECKS, EVERY, Dynamic, Level
 from meshwright.run.models.linear import Product
-from meshwright.run.rounding import Rounding, Watch
+from meshwright.run.precision.rounding import Rounding, Watch
 from tests.run.pool import pool
 
 GOOD, BAD = Rounding(0.0, 0.2), Rounding(0.5, 0.2)

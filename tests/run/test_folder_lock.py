@@ -17,7 +17,7 @@ import pytest
 
 from meshwright.base.processes import started_at, this_machine
 from meshwright.errors import InputError, TrainingFailed
-from meshwright.run.folder_lock import NAME, FolderLock, Owner, refuse_if_held, take
+from meshwright.run.folder.lock import NAME, FolderLock, Owner, refuse_if_held, take
 
 FOREVER = 1000.0  # a lease that no test waits for
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import meshwright as mw
-from meshwright.run.guard import Guard
+from meshwright.run.optimizers.loss_spike import Guard
 
 
 def curve(steps: int, noise: float, seed: int) -> list[float]:

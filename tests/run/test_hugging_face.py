@@ -11,8 +11,8 @@ import transformers
 
 import meshwright as mw
 from meshwright.errors import InputError
+from meshwright.run.folder.checkpoint.huggingface import read_weights, write_weights
 from meshwright.run.models import build
-from meshwright.run.weights import read_weights, write_weights
 from tests.run.families import CONFIGS
 
 

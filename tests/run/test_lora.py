@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.run.apply import apply
-from meshwright.run.gathered import write_whole
+from meshwright.run.folder.checkpoint.gather import write_whole
+from meshwright.run.folder.checkpoint.huggingface import read_weights, write_weights
+from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import build
 from meshwright.run.models.linear import SCALE
-from meshwright.run.recompute import recompute
-from meshwright.run.weights import read_weights, write_weights
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, STEPS, batches, nonzero, on_a_rank, optimizer_of, plan_of, values_of, world_of
 from tests.run.plans import FULL, pipeline, span, stage

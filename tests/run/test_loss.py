@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from meshwright.run.collectives import Line
-from meshwright.run.linear_loss import linear_loss
+from meshwright.run.kernels.cross_entropy import linear_loss
+from meshwright.run.mesh.collectives import Line
 from tests.run.pool import pool
 
 

@@ -9,8 +9,8 @@ import torch
 
 import meshwright as mw
 from meshwright.cost.memory.device_memory import plan_memory
-from meshwright.run.host_memory import Peaks, malloc_bytes
 from meshwright.run.loop import advance, begin
+from meshwright.run.memory.host_memory import Peaks, malloc_bytes
 from meshwright.run.options import Training
 from tests.run.pool import pool
 

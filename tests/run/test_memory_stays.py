@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.run.evenly import Evenly
-from meshwright.run.host_memory import malloc_bytes
+from meshwright.run.memory.host_memory import malloc_bytes
+from meshwright.run.memory.offload import Place, offload
+from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, build
-from meshwright.run.offload import Place, offload
-from meshwright.run.recompute import recompute
 from tests.run.families import CONFIGS
 
 # Attention, norms, gates and routers all save their own outputs somewhere.
@@ -52,13 +52,13 @@ def test_recompute_leaves_nothing(name: str, how: Any) -> None:
 @pytest.mark.parametrize("least", [1, 2**40], ids=["all offloaded", "all too small"])
 @pytest.mark.parametrize("how", ["none", "selective", "full"])
 def test_offload_leaves_nothing(how: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.run.offload.LEAST", least)
+    monkeypatch.setattr("meshwright.run.memory.offload.LEAST", least)
     more = _grows("llama", how, kept=1.0)
     assert more < _NOISE, f"{more:,} bytes more after seven steps"
 
 
 def test_offload_of_a_part_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.run.offload.LEAST", 1)
+    monkeypatch.setattr("meshwright.run.memory.offload.LEAST", 1)
     more = _grows("qwen3-moe", "selective", kept=0.5)
     assert more < _NOISE, f"{more:,} bytes more after seven steps"
 
@@ -71,6 +71,6 @@ def test_adapters_leave_nothing() -> None:
 @pytest.mark.parametrize("kept", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("least", [1, 2**40], ids=["offloaded", "too small"])
 def test_an_abandoned_step_leaves_nothing(kept: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.run.offload.LEAST", least)
+    monkeypatch.setattr("meshwright.run.memory.offload.LEAST", least)
     more = _grows("qwen3-moe", ("qkv", "activation"), kept=kept, abandoned=True)
     assert more < _NOISE, f"{more:,} bytes more after seven steps"

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.run.apply import apply
 from meshwright.run.models import Context, build
 from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.optimizers.muon import orthogonal
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.plans import FULL

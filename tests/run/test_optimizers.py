@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from meshwright.errors import InputError
-from meshwright.run.apply import apply
 from meshwright.run.optimizers import AdamW8bit, step_in_backward
 from meshwright.run.optimizers.adamw import AdamW
 from meshwright.run.optimizers.choose import optimizer_for
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of
 from tests.run.plans import FULL

@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import meshwright as mw
 from meshwright.cost.memory.device_memory import plan_memory
-from meshwright.run import threads
-from meshwright.run.host_memory import Peaks, malloc_bytes
-from meshwright.run.threads import share_cores
+from meshwright.run.memory.host_memory import Peaks, malloc_bytes
+from meshwright.run.processes import threads
+from meshwright.run.processes.threads import share_cores
 
 counted = pytest.mark.skipif(not malloc_bytes(), reason="the C library counts no bytes")
 _THREADS = """

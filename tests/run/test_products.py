@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import meshwright as mw
-from meshwright.run.apply import apply
 from meshwright.run.models import build
-from meshwright.run.products import linear, scaled
+from meshwright.run.parallel.apply import apply
+from meshwright.run.precision.matmul import linear, scaled
 from meshwright.run.torch_private import scaled_mm
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, optimizer_of, plan_of, world_of

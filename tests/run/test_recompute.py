@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import meshwright as mw
 from meshwright.models.layer import Layer
+from meshwright.run.memory.checkpointing import Keeper
+from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, Decoder, build
-from meshwright.run.recompute import recompute
-from meshwright.run.repeat import Keeper
 from tests.run.families import CONFIGS
 
 TOKENS = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(3))

@@ -17,10 +17,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import DiskFull, InputError, TrainingFailed
-from meshwright.run import checkpoint_files
-from meshwright.run.checkpoint import damage, latest
-from meshwright.run.events import Events
-from meshwright.run.folder_lock import NAME, take
+from meshwright.run.folder.checkpoint import files as checkpoint_files
+from meshwright.run.folder.checkpoint.checkpoint import damage, latest
+from meshwright.run.folder.events import Events
+from meshwright.run.folder.lock import NAME, take
 from tests.run.families import CONFIGS
 from tests.run.test_folder_lock import files, written
 from tests.run.test_train import TINY, ended, started, steps_of
@@ -116,7 +116,7 @@ def test_a_run_that_lost_its_folder_commits_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_lost_its_folder_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before its next checkpoint, of which there is none here."""
-    monkeypatch.setattr("meshwright.run.folder_hold.take", partial(take, renew=0.05))
+    monkeypatch.setattr("meshwright.run.folder.folder.take", partial(take, renew=0.05))
 
     def steal(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 2:
@@ -140,7 +140,9 @@ def test_an_export_to_a_full_disk_is_named(small_disk: Path) -> None:
 def test_a_failed_run_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step after a save fails while it is being written: it becomes whole all the same."""
     commit = checkpoint_files.write_manifest
-    monkeypatch.setattr("meshwright.run.checkpoint.write_manifest", lambda *a: (time.sleep(0.5), commit(*a)))
+    monkeypatch.setattr(
+        "meshwright.run.folder.checkpoint.checkpoint.write_manifest", lambda *a: (time.sleep(0.5), commit(*a))
+    )
 
     def fail(event: dict[str, Any]) -> None:
         if event["event"] == "checkpoint":

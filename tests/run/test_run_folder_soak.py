@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import meshwright as mw
-from meshwright.run.apply import apply
-from meshwright.run.checkpoint import Checkpoints, Found, damage, latest
-from meshwright.run.checkpoint_files import names
+from meshwright.run.folder.checkpoint.checkpoint import Checkpoints, Found, damage, latest
+from meshwright.run.folder.checkpoint.files import names
 from meshwright.run.optimizers.choose import optimizer_for
+from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.test_train import listed, started, steps_of
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from meshwright.errors import PlanError
-from meshwright.run import offload
 from meshwright.run.data import open_data
-from meshwright.run.feed import Feed
-from meshwright.run.host_memory import malloc_bytes
+from meshwright.run.data.prefetch import Feed
 from meshwright.run.loop import Loop, advance, begin
+from meshwright.run.memory import offload
+from meshwright.run.memory.host_memory import malloc_bytes
 from meshwright.run.options import Training
 from tests.run.draws import FAMILIES, drawn, plan_of
 from tests.run.pool import pool

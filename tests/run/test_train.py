@@ -19,13 +19,13 @@ from torch.nn import functional
 
 import meshwright as mw
 from meshwright.errors import InputError
-from meshwright.run.checkpoint import latest
 from meshwright.run.data import open_data
-from meshwright.run.launch import Work
+from meshwright.run.folder.checkpoint.checkpoint import latest
 from meshwright.run.models import build
 from meshwright.run.options import Training
-from meshwright.run.stop_signals import AT_ONCE
-from meshwright.run.worker import described
+from meshwright.run.processes.launch import Work
+from meshwright.run.processes.worker import described
+from meshwright.run.supervision.stop_signals import AT_ONCE
 from tests.run.families import CONFIGS
 from tests.run.plans import pipeline, span, stage
 

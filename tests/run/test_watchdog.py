@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from meshwright.base.processes import started_at, this_machine
-from meshwright.run import heartbeat
-from meshwright.run.apply import apply
-from meshwright.run.heartbeat import ENDED, Beat, Cause, Heartbeat, culprits
-from meshwright.run.stop_signals import Asked, StopSignals
+from meshwright.run.parallel.apply import apply
+from meshwright.run.supervision import heartbeat
+from meshwright.run.supervision.heartbeat import ENDED, Beat, Cause, Heartbeat, culprits
+from meshwright.run.supervision.stop_signals import Asked, StopSignals
+from meshwright.run.supervision.watchdog import Member, Watchdog, limit_of
 from meshwright.run.torch_private import limit_collectives
-from meshwright.run.watchdog import Member, Watchdog, limit_of
 from tests.run.families import CONFIGS
 from tests.run.parity import plan_of
 from tests.run.pool import pool
@@ -46,7 +46,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def beat(rank: int, process: int = 0, **facts: Any) -> Beat:
     number = process or os.getpid()
     place = (this_machine(), number, started_at(number))
-    return Beat(rank, f"host-{rank}", *place, "step 7", "run/stage.py:12", waits=True, **facts)
+    return Beat(rank, f"host-{rank}", *place, "step 7", "run/parallel/pipeline_stage.py:12", waits=True, **facts)
 
 
 def of(*beats: Beat, later: list[Beat] | None = None) -> str:
@@ -80,8 +80,8 @@ def test_a_silent_rank_on_another_host_is_named() -> None:
 
 
 def test_the_rank_that_does_not_wait_hangs() -> None:
-    busy = replace(beat(2), waits=False, phase="reading the samples of step 8", line="run/feed.py:3")
-    assert of(beat(0), beat(1), busy).endswith("hangs in reading the samples of step 8, at run/feed.py:3")
+    busy = replace(beat(2), waits=False, phase="reading the samples of step 8", line="run/data/prefetch.py:3")
+    assert of(beat(0), beat(1), busy).endswith("hangs in reading the samples of step 8, at run/data/prefetch.py:3")
 
 
 def test_ranks_that_have_ended_are_not_accused() -> None:
@@ -92,7 +92,7 @@ def test_ranks_that_have_ended_are_not_accused() -> None:
 def test_where_all_wait_the_rank_speaks_for_itself() -> None:
     assert (
         of(beat(0), beat(1))
-        == f"rank 0 (host-0, process {os.getpid()}), in step 7, at run/stage.py:12: waited for 10 s"
+        == f"rank 0 (host-0, process {os.getpid()}), in step 7, at run/parallel/pipeline_stage.py:12: waited for 10 s"
     )
 
 

@@ -167,6 +167,7 @@ def _with_plan(
     what: str, link: tuple[float, float] | None, output: str | None, runtime: str | None, *, json_: bool
 ) -> None:
     document, job = load_plan(what, {})
+    from meshwright.compression import preflight
     from meshwright.measurement.progress import bar
 
     with bar() as tell:

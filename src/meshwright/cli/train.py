@@ -59,17 +59,17 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
 def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
     """Train on this machine, or as one of many processes."""
     from meshwright.cli.training import Screen, first, say_plan
-    from meshwright.run import front
+    from meshwright.run import train
 
-    promised = front.check(job, plan, run)
-    front.make_folders(run)
+    promised = train.check(job, plan, run)
+    train.make_folders(run)
     if json_:
-        stopped = front.start(plan, run, promised, print_step, ours=True)
+        stopped = train.start(plan, run, promised, print_step, ours=True)
     else:
         if first():
             say_plan(console(), job, plan, promised)
         with Screen(run.steps) as screen:
-            stopped = front.start(plan, run, promised, screen, ours=True)
+            stopped = train.start(plan, run, promised, screen, ours=True)
     if stopped:
         sys.exit(STOPPED)
 

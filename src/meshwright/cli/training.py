@@ -68,7 +68,7 @@ def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given
     job = _job(model, where, given)
     if short is not None:
         return job, Plan.of(short, job)
-    from meshwright.run.front import plan_to_run
+    from meshwright.run.train import plan_to_run
 
     return job, plan_to_run(job)
 

@@ -18,8 +18,8 @@ from meshwright.launchers.placement import placement
 from meshwright.launchers.request import Request
 from meshwright.launchers.slurm import Slurm
 from meshwright.plans import Plan
-from meshwright.run.front import check
 from meshwright.run.options import Training
+from meshwright.run.train import check
 
 # Hand a job to the scheduler's own tool.
 

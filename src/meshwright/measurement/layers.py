@@ -26,8 +26,8 @@ from meshwright.measurement.timing import Timing, timed
 from meshwright.models import Layer, Model
 from meshwright.plans import Job, Plan
 from meshwright.plans.spans import alike
+from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, Decoder, build
-from meshwright.run.recompute import recompute
 
 
 @dataclass(frozen=True)

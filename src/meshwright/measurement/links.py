@@ -16,7 +16,7 @@ from meshwright.clusters.measurements import MeasuredLink
 from meshwright.measurement.fitting import fitted
 from meshwright.measurement.samples import Sample
 from meshwright.measurement.timing import Timing
-from meshwright.run.collectives import gather_tensor, scatter_tensor
+from meshwright.run.mesh.collectives import gather_tensor, scatter_tensor
 
 _WAIT = timedelta(seconds=300)  # for a member of a group that is late
 _ROUNDS = 9  # samples of every timing

@@ -32,9 +32,9 @@ from meshwright.measurement.progress import bar
 from meshwright.measurement.samples import Sample
 from meshwright.measurement.timing import Timing, share_of_a_core
 from meshwright.plans import Job
-from meshwright.run.host_memory import keep_freed_memory
-from meshwright.run.launch import free_port, joined_from_outside
-from meshwright.run.threads import share_cores
+from meshwright.run.memory.host_memory import keep_freed_memory
+from meshwright.run.processes.launch import free_port, joined_from_outside
+from meshwright.run.processes.threads import share_cores
 from meshwright.run.torch_private import grow_segments
 
 # What has been measured so far, in a file: a run that was interrupted goes on where it stopped.

@@ -17,26 +17,26 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError, TrainingFailed
 from meshwright.plans import Job, Plan
-from meshwright.run.apply import Values, apply
-from meshwright.run.checkpoint import Checkpoints, Found
-from meshwright.run.checkpoint_files import sweep
 from meshwright.run.data import Source, open_data
-from meshwright.run.dynamic import Dynamic
-from meshwright.run.events import Events
-from meshwright.run.feed import Feed
-from meshwright.run.folder_hold import Hold, hold_folder
-from meshwright.run.gathered import write_whole
-from meshwright.run.guard import Guard
-from meshwright.run.host_memory import Peaks
+from meshwright.run.data.prefetch import Feed
+from meshwright.run.folder.checkpoint.checkpoint import Checkpoints, Found
+from meshwright.run.folder.checkpoint.files import sweep
+from meshwright.run.folder.checkpoint.gather import write_whole
+from meshwright.run.folder.checkpoint.huggingface import values_from
+from meshwright.run.folder.events import Events
+from meshwright.run.folder.folder import Hold, hold_folder
+from meshwright.run.memory.host_memory import Peaks
+from meshwright.run.models.dynamic_precision import Dynamic
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
+from meshwright.run.optimizers.loss_spike import Guard
 from meshwright.run.options import Training
-from meshwright.run.parallel import Parallel
-from meshwright.run.part import MicroBatch
-from meshwright.run.scaling import LossScale
-from meshwright.run.sharding import local
-from meshwright.run.watchdog import SAVING, Watchdog
-from meshwright.run.weights import values_from
+from meshwright.run.parallel.apply import Values, apply
+from meshwright.run.parallel.fsdp import local
+from meshwright.run.parallel.parallel_model import Parallel
+from meshwright.run.parallel.stage_part import MicroBatch
+from meshwright.run.precision.loss_scale import LossScale
+from meshwright.run.supervision.watchdog import SAVING, Watchdog
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPES["fp8"] = torch.bfloat16  # of all but the products of blocks

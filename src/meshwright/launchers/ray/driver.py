@@ -23,9 +23,9 @@ from meshwright.launchers.placement import Alike
 from meshwright.launchers.ray.rank import Messages, Rank, ask_to_end
 from meshwright.launchers.request import Request
 from meshwright.launchers.vendors import vendor_of, visible
-from meshwright.run.front import make_folders
-from meshwright.run.launch import Work, again, asked_to_stop
-from meshwright.run.stop_signals import AT_ONCE, stopping
+from meshwright.run.processes.launch import Work, again, asked_to_stop
+from meshwright.run.supervision.stop_signals import AT_ONCE, stopping
+from meshwright.run.train import make_folders
 
 Event = dict[str, Any]
 Bundle = dict[str, float]

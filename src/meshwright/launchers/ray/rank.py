@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.run.launch import Work
+    from meshwright.run.processes.launch import Work
 
 
 _LOOK = 2.0  # seconds between two looks at what the driver has taken
@@ -34,8 +34,8 @@ class Rank:
         `place` is the environment that torchrun would give; `driver` the machine and number of the driver's process.
         """
         from meshwright.base.processes import this_machine
-        from meshwright.run.launch import quiet_exit
-        from meshwright.run.worker import Sender, work_for
+        from meshwright.run.processes.launch import quiet_exit
+        from meshwright.run.processes.worker import Sender, work_for
 
         os.environ.update(place)
         machine, process = driver

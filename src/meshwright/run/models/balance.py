@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.collectives import Line
+from meshwright.run.mesh.collectives import Line
 
 Balance = Literal["sample", "batch"]
 

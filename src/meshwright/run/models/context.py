@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.run.lane import ONE, Lane
-from meshwright.run.layout import Interval
+from meshwright.run.mesh.mesh import ONE, Lane
+from meshwright.run.mesh.shards import Interval
 from meshwright.run.models.balance import Totals
 from meshwright.run.models.dropout import Masks, dropped
 from meshwright.run.models.rotary import Turns

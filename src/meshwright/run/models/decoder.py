@@ -15,15 +15,15 @@ from meshwright.errors import InputError
 from meshwright.models import Layer, Model
 from meshwright.models.attention import Attention, LatentAttention
 from meshwright.models.feed_forward import Mlp, Moe
-from meshwright.run.linear_loss import linear_loss
-from meshwright.run.models.attention import GroupedAttention, MultiLatentAttention
+from meshwright.run.kernels.cross_entropy import linear_loss
+from meshwright.run.memory.checkpointing import Keeper
+from meshwright.run.models.attention.attention import GroupedAttention, MultiLatentAttention
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import FeedForward
 from meshwright.run.models.linear import Product
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, numerics
-from meshwright.run.repeat import Keeper
 
 _MODULES: dict[type, Callable[[Any, Numerics], nn.Module]] = {
     Attention: GroupedAttention, LatentAttention: MultiLatentAttention, Mlp: FeedForward, Moe: Mixture,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.run.layout import Interval
+from meshwright.run.mesh.shards import Interval
 
 _ROUNDS = 10
 _FACTORS = 0xD2511F53, 0xCD9E8D57

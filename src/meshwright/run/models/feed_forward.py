@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from meshwright.models.feed_forward import Mlp
 from meshwright.run.kernels import gated as gated_silu
+from meshwright.run.memory.checkpointing import Keeper, Run, operators
 from meshwright.run.models.context import Context
 from meshwright.run.models.linear import Product, Row
 from meshwright.run.models.norms import entered, norm
 from meshwright.run.models.numerics import Numerics
-from meshwright.run.repeat import Keeper, Run, operators
 
 
 def activated(x: Tensor, name: str) -> Tensor:

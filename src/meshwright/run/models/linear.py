@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.run.chunked import chunked_enter, chunked_leave
-from meshwright.run.lane import Lane
-from meshwright.run.products import linear
-from meshwright.run.rounding import Watch
+from meshwright.run.mesh.mesh import Lane
+from meshwright.run.models.chunked_linear import chunked_enter, chunked_leave
+from meshwright.run.precision.matmul import linear
+from meshwright.run.precision.rounding import Watch
 
 SCALE = 2.0  # of what an adapter adds: alpha / rank, with alpha twice the rank as is usual
 

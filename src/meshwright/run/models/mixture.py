@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.models.feed_forward import Moe
-from meshwright.run.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
-from meshwright.run.lane import Lane
+from meshwright.run.memory.checkpointing import Keeper, Run, operators, plainly
+from meshwright.run.mesh.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
+from meshwright.run.mesh.mesh import Lane
 from meshwright.run.models.balance import Routed, sample_gradient, with_gradient
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import inner, widened
 from meshwright.run.models.linear import Product, Row
 from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, Routing
-from meshwright.run.repeat import Keeper, Run, operators, plainly
 
 
 class Router(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from meshwright.run.kernels import rms_norm, rms_norm_beside
-from meshwright.run.lane import Lane
+from meshwright.run.mesh.mesh import Lane
 from meshwright.run.models.numerics import Numerics
 
 

@@ -1,6 +1,5 @@
 """Optimizers that need less memory than their parameters."""
 
-from meshwright.run.optimizers.adam8bit import AdamW8bit
-from meshwright.run.optimizers.in_backward import step_in_backward
+from meshwright.run.optimizers.adam8bit import AdamW8bit, step_in_backward
 
 __all__ = ["AdamW8bit", "step_in_backward"]

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, 2019) on whatever part of a parameter a process has.
 
 Moments are float32, or bfloat16 by choice. 16-bit parameters have a float32 copy that is updated, since a step is often
-smaller than the last bit of a 16-bit weight. Weights that are marked so (`host.py`) have all this in host memory.
+smaller than the last bit of a 16-bit weight. Weights that are marked so (`offload.py`) have all this in host memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from meshwright.run.optimizers.host import Send, fresh_states, on_host, visits
-from meshwright.run.sharding import local
+from meshwright.run.optimizers.offload import Send, fresh_states, on_host, visits
+from meshwright.run.parallel.fsdp import local
 
 _PIECE = 2**25  # elements that are cast at a time
 

@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.across import Number, Own, Piece
-from meshwright.run.layout import Box, Interval, inside
-from meshwright.run.models.attention import GroupedAttention
+from meshwright.run.mesh.shards import Box, Interval, inside
+from meshwright.run.models.attention.attention import GroupedAttention
 from meshwright.run.models.feed_forward import FeedForward
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.optimizers.adamw import AdamW
-from meshwright.run.optimizers.host import decaying, fresh_states
-from meshwright.run.parallel import Parallel
-from meshwright.run.sharding import local
+from meshwright.run.optimizers.offload import decaying, fresh_states
+from meshwright.run.parallel.fsdp import local
+from meshwright.run.parallel.parallel_model import Parallel
+from meshwright.run.parallel.replica_sync import Number, Own, Piece
 
 MOMENTUM, STEPS = 0.95, 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that drives singular values towards 1

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.run.optimizers.host import fresh_states, on_host, visits
-from meshwright.run.sharding import local
+from meshwright.run.optimizers.offload import fresh_states, on_host, visits
+from meshwright.run.parallel.fsdp import local
 
 
 class SGD(torch.optim.Optimizer):

@@ -1,0 +1,119 @@
+"""Attention over tokens that several processes hold: Ulysses, ring, or both (USP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import gcd
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from meshwright.run.mesh.collectives import Line, exchanged, shifted
+from meshwright.run.models.attention.dropout_attention import NEVER, Drop, Pairs, dropped_block
+from meshwright.run.models.attention.ring_attention import ring_attention
+from meshwright.run.models.context import Context
+from meshwright.run.torch_private import packed_attention
+
+# On Hopper cuDNN's kernel is ahead of FlashAttention 2 (docs/measurements.md); what cannot take a case is passed over.
+_FASTEST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+_Block = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]  # attention to the keys of a member of the ring
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None,
+    drop: Drop | None = None,
+) -> Tensor:  # fmt: skip
+    """Causal attention of (batch, own tokens, head, dim), heads of keys and values shared by several of queries.
+
+    Ulysses (Jacobs et al., 2023) trades tokens for heads before and after it; in a ring (Liu et al., 2023) keys and
+    values travel.
+    """
+    line = context.lane.ulysses
+    if line.size > 1:
+        k, v = (_enough(part, line.size) for part in (k, v))
+        q, k, v = _to_heads((q, k, v), line)
+    if drop is not None and drop.rate and context.masks is not None:
+        pairs = Pairs(context, window, drop, context.masks, q.shape[-1] ** -0.5 if scale is None else scale)
+        # What is dropped is dropped after the softmax over all keys, so partial softmaxes merge as they do without.
+        found = _in_turns(q, k, v, context.lane.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
+    else:
+        found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
+    return exchanged(found, line, 1, 2)
+
+
+def _to_heads(parts: Sequence[Tensor], line: Line) -> list[Tensor]:
+    """Queries, keys and values of own tokens and all heads for those of all tokens and own heads, in one exchange."""
+    mine = [part.unflatten(2, (line.size, -1)).flatten(3) for part in parts]  # (batch, tokens, member, width)
+    joined = exchanged(torch.cat(mine, dim=3), line, 2, 1).squeeze(2)
+    own = joined.split([part.shape[3] for part in mine], dim=2)
+    return [x.unflatten(2, (-1, part.shape[3])) for x, part in zip(own, parts, strict=True)]
+
+
+def _enough(x: Tensor, members: int) -> Tensor:
+    """Heads are repeated where there are fewer than members."""
+    return x.repeat_interleave(members // gcd(members, x.shape[2]), dim=2)
+
+
+def _whole(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    if q.is_cuda and q.element_size() == 2 and (window or context.documents is not None):
+        return _packed(q, k, v, context, window, scale)
+    mask, shared = context.mask(window), q.shape[2] != k.shape[2]
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    with sdpa_kernel(_FASTEST, set_priority=True):
+        found = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+        )
+    return found.transpose(1, 2)
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    """Documents one behind the other: a mask of all pairs would be larger than all else at long sequences."""
+    flat = [part.flatten(0, 1) for part in (q, k, v)]
+    seen = (window - 1 if window else -1, 0)
+    found = packed_attention(flat[0], flat[1], flat[2], context.ends(), context.length, scale, seen)
+    return found.reshape(*q.shape[:3], v.shape[3])
+
+
+def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
+    """Sliding windows need masks, and with them all scores of a step."""
+    line = context.lane.ring
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if not window and (not q.is_cuda or q.dtype != torch.float32):
+        return ring_attention(q, k, v, line, scale, context.documents_of_samples())
+
+    def block(q: Tensor, k: Tensor, v: Tensor, source: int) -> tuple[Tensor, Tensor]:
+        return _block(q, k, v, context.mask(window, source))
+
+    return _in_turns(q * scale, k, v, line, block).to(v.dtype)
+
+
+def _in_turns(q: Tensor, k: Tensor, v: Tensor, line: Line, block: _Block) -> Tensor:
+    """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
+    found, weight = block(q, k, v, line.rank)
+    for step in range(1, line.size):
+        k, v = shifted(k, line), shifted(v, line)
+        more, other = block(q, k, v, (line.rank - step) % line.size)
+        total = torch.logaddexp(weight, other)
+        found = found * (weight - total).exp() + more * (other - total).exp()
+        weight = total
+    return found.transpose(1, 2)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(batch, head, query, dim) of one block of keys in float32, and the logarithm of its softmax's sum."""
+    repeats = q.shape[2] // k.shape[2]
+    q, k, v = (part.transpose(1, 2).float() for part in (q, k, v))
+    k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
+    scores = q @ k.transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, NEVER)
+    weight = scores.logsumexp(dim=-1, keepdim=True)
+    return (scores - weight).exp() @ v, weight
