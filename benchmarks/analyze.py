@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.observe.rank.breakdown import shares
-from meshwright.observe.rank.communication import communicates
-from meshwright.observe.rank.steps import host_steps
-from meshwright.observe.rank.work import work_of
-from meshwright.observe.traces import NONE, read_trace
+from meshwright.traces.rank.communication_kernels import communicates
+from meshwright.traces.rank.device_activity import work_of
+from meshwright.traces.rank.timeline.breakdown import shares
+from meshwright.traces.rank.timeline.steps import host_steps
+from meshwright.traces.reading import NONE, read_trace
 
 if TYPE_CHECKING:
     from benchmarks.process_tree import Taken

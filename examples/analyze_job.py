@@ -7,9 +7,9 @@ import os
 import tempfile
 
 import meshwright as mw
-from meshwright.observe.report.diagnosis import diagnose, shares_of
-from meshwright.observe.report.page import page
-from meshwright.observe.report.sql import ask
+from meshwright.traces.page.diagnosis import diagnose, shares_of
+from meshwright.traces.page.html import page
+from meshwright.traces.page.sql import ask
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 import meshwright
-from meshwright.observe.watch.compare import compare, lines_of
-from meshwright.observe.watch.events import find, merged
+from meshwright.watcher.events.compare import compare, lines_of
+from meshwright.watcher.events.events import find, merged
 
 
 class Trainer:

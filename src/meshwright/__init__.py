@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from meshwright.cost.estimate import Estimate
     from meshwright.frameworks.contract import Exported
     from meshwright.models import Layer, Model, Slice
-    from meshwright.observe.analysis import Analysis
-    from meshwright.observe.watch.session import Watch
     from meshwright.plans import Job, Plan, Schedule, Strategy
+    from meshwright.traces.analysis import Analysis
+    from meshwright.watcher.session import Watch
 
 # Rooms, and the room of each noun: loaded when they are first asked for, since a question about a trace needs none of them.
 ROOMS = ("clusters", "cost", "models", "plans")
@@ -110,7 +110,7 @@ def watch(
     ...     os.listdir(folder)
     ['run.rank0.jsonl']
     """
-    from meshwright.observe.watch.session import Watch  # only when it is needed
+    from meshwright.watcher.session import Watch  # only when it is needed
 
     return Watch(
         targets, attributes=attributes, locals=locals, globals=globals, ranks=ranks, wrapper=wrapper, output=output
@@ -136,7 +136,7 @@ def analyze(
     >>> len(found.ranks), found.ranks[3].device_name
     (8, 'Tesla V100-SXM2-32GB')
     """
-    from meshwright.observe.analyze import analyze as look  # numpy only when it is needed
+    from meshwright.traces.analyze import analyze as look  # numpy only when it is needed
 
     return look(paths, plan=plan, workers=workers, ray=ray, cache=cache, tell=tell or (lambda done, of: None))
 

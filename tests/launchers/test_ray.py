@@ -20,9 +20,9 @@ import meshwright as mw
 from meshwright.errors import InputError, MeshwrightError, TrainingFailed
 from meshwright.launchers.launch import Where, requested
 from meshwright.launchers.ray import driver
-from meshwright.observe.report.document import document
 from meshwright.run.folder.checkpoint.checkpoint import latest
 from meshwright.run.options import Training
+from meshwright.traces.page.document import document
 from tests.conftest import ROOT
 from tests.launchers.plans import UNLIKE, losses_of_one_process, request, using, written
 from tests.packages import installed

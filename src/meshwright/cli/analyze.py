@@ -15,9 +15,9 @@ from meshwright.errors import InputError
 from meshwright.plans import Plan
 
 if TYPE_CHECKING:
-    from meshwright.observe.analysis import Analysis
-    from meshwright.observe.gathering import Tell
-    from meshwright.observe.job.difference import Difference
+    from meshwright.traces.analysis import Analysis
+    from meshwright.traces.gather_ranks import Tell
+    from meshwright.traces.job.difference import Difference
 
 QUIET = 1.0  # seconds before a bar appears
 MOST_ROWS = 1_000  # of a query's answer as text
@@ -55,7 +55,7 @@ def command(
     workers: int | None, ray: str | None, no_cache: bool, json_: bool,
 ) -> None:  # fmt: skip
     """Turn profiler traces of a job into the few numbers that decide what to fix."""
-    from meshwright.observe.analyze import analyze
+    from meshwright.traces.analyze import analyze
 
     for option, path in (("--html", html), ("--perfetto", perfetto)):
         if path is not None:
@@ -65,7 +65,7 @@ def command(
     with bar("reading traces") as tell:
         found = analyze(paths, plan=plan, tell=tell, **how)
     if html is not None:
-        from meshwright.observe.report.page import page
+        from meshwright.traces.page.html import page
 
         write_text(html, page(found, cache=not no_cache))
     if perfetto is not None:
@@ -79,7 +79,7 @@ def command(
         _changed(change, json_)
         return
     if json_:
-        from meshwright.observe.report.document import document
+        from meshwright.traces.page.document import document
 
         print_json(document(found))
         return
@@ -91,8 +91,8 @@ def command(
 
 
 def _show(found: Analysis) -> None:
-    from meshwright.observe.report.grids import grids
-    from meshwright.observe.report.terminal import lines, notes, table
+    from meshwright.traces.page.tables import grids
+    from meshwright.traces.page.terminal import lines, notes, table
 
     screen = console()
     for line in lines(found):
@@ -105,8 +105,8 @@ def _show(found: Analysis) -> None:
 
 
 def _changed(change: Difference, json_: bool) -> None:
-    from meshwright.observe.report.changes import changes
-    from meshwright.observe.report.plain import plain
+    from meshwright.traces.page.changes import changes
+    from meshwright.traces.page.plain import plain
 
     if json_:
         print_json(plain(change))
@@ -117,10 +117,10 @@ def _changed(change: Difference, json_: bool) -> None:
 
 def _window(found: Analysis, path: str, cache: bool) -> str:
     """What the window shows."""
-    from meshwright.observe.report.interesting import ahead, interesting
-    from meshwright.observe.report.page import read_ranks
-    from meshwright.observe.report.perfetto import merged
-    from meshwright.observe.report.words import ranks_text
+    from meshwright.traces.page.html import read_ranks
+    from meshwright.traces.page.perfetto import merged
+    from meshwright.traces.page.window import ahead, interesting
+    from meshwright.traces.page.words import ranks_text
 
     window = interesting(found)
     if window is None:
@@ -134,9 +134,9 @@ def _answer(found: Analysis, query: str, json_: bool) -> None:
     """A query's rows: a table for people, a list of objects for programs."""
     from rich.table import Table
 
-    from meshwright.observe.report.plain import plain
-    from meshwright.observe.report.sql import ask
-    from meshwright.observe.report.words import printable
+    from meshwright.traces.page.plain import plain
+    from meshwright.traces.page.sql import ask
+    from meshwright.traces.page.words import printable
 
     answer = ask(found, query)
     if json_:

@@ -77,7 +77,7 @@ def command(
 
 
 def _run(words: tuple[str, ...], targets: tuple[str, ...], module: bool, options: dict[str, Any]) -> None:
-    from meshwright.observe.watch.script import run
+    from meshwright.watcher.script.script import run
 
     def tell(problem: InputError) -> None:
         click.echo(f"error: {problem}", err=True)
@@ -91,8 +91,8 @@ def _run(words: tuple[str, ...], targets: tuple[str, ...], module: bool, options
 def _read(
     words: tuple[str, ...], *, show: bool, diff: str | None, perfetto: str | None, ranks: str | None, json_: bool
 ) -> None:
-    from meshwright.observe.watch import compare, events, text
-    from meshwright.observe.watch import perfetto as chrome
+    from meshwright.watcher.events import compare, events, text
+    from meshwright.watcher.events import perfetto as chrome
 
     if perfetto:
         writable("--perfetto", perfetto)

@@ -1,0 +1,141 @@
+"""Which of several ranks that do the same are slower than the others, by how much, and since when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.traces.job.collectives.ordering import Ints
+
+Floats = NDArray[np.float64]
+KEPT = 0.8  # of deviations: a spike in a fifth of the steps is no noise; of fewer than FEW, all
+SPREAD = 1.78  # standard deviations of a normal distribution in the mean of the least four fifths of its deviations
+MEDIAN = 1.2533  # how much less sure a median is than a mean
+SURE, SURER, SUREST = 6.0, 8.0, 10.0  # standard deviations that are no accident, by how well these are known
+FEW = 6  # steps; fewer do not tell them well
+ALONE = {2: 830.0, 3: 41.0, 4: 17.0, 5: 11.0}
+"""By how many ranks tell what is usual, where there is one step: 1.3 times Student's t at 1/2000 (the worst is chosen)."""
+FEWEST = {(2, 2): 830.0, (2, 3): 41.0, (3, 1): 830.0, (3, 2): 830.0}
+"""Likewise by ranks and steps where one or two differences are all that tells of noise: it must be next to none."""
+JUMP = 30.0  # how many times the variance of a step a change must explain to be one
+SHORTEST = 3  # steps that a change must last
+
+
+@dataclass(frozen=True, eq=False)
+class Slow:
+    """One value per rank."""
+
+    sure: NDArray[np.bool_]
+    level: Floats  # how much larger its values are than those of its peers, from `since` on
+    since: Ints  # the place of the first slow step; 0 for slow from the start
+
+
+def excess(values: Floats) -> Floats:
+    """[ranks, steps]: what each rank has over the median of those that are alike; of two, over the other.
+
+    >>> excess(np.array([[1.0], [1.0], [4.0]])).tolist(), excess(np.array([[1.0], [4.0]])).tolist()
+    ([[0.0], [0.0], [3.0]], [[-3.0], [3.0]])
+    """
+    if len(values) == 2:
+        return values - values[::-1]
+    return values - np.median(values[alike(np.median(values, axis=1))], axis=0)
+
+
+def alike(usual: Floats) -> NDArray[np.bool_]:
+    """Who is held to be as one should be: all, but where a gap parts slow ranks, at most half, those below it.
+
+    >>> alike(np.array([1.0, 1.3, 1.0, 1.3])).tolist(), alike(np.array([1.0, 1.1, 1.2, 1.3])).tolist()
+    ([True, False, True, False], [True, True, True, True])
+    """
+    order = np.sort(usual)
+    gaps = np.diff(order)[(len(order) + 1) // 2 - 1 :]
+    if len(order) < 4 or gaps.max() <= (order[-1] - order[0]) / 2:
+        return np.ones(len(usual), np.bool_)
+    below: NDArray[np.bool_] = usual <= order[(len(order) + 1) // 2 - 1 + int(np.argmax(gaps))]
+    return below
+
+
+def slow(over: Floats, least: float) -> Slow:
+    """Ranks whose values lie over those of their peers, by at least `least` and more than noise explains.
+
+    Noise is seen twice: from step to step, and between ranks that are all alike.
+
+    >>> found = slow(np.array([[0.0, 0.01, -0.01, 0.0, 0.01, 0.0]] * 4 + [[0.0, 0.01, 0.2, 0.21, 0.19, 0.2]]), 0.04)
+    >>> found.sure.tolist(), int(found.since[4]), round(float(found.level[4]), 2)
+    ([False, False, False, False, True], 2, 0.2)
+    """
+    ranks, steps = over.shape
+    since = _changes(over)
+    later = np.arange(steps) >= since[:, None]
+    level = np.nanmedian(np.where(later, over, np.nan), axis=1)
+    before = np.array(
+        [np.median(row[:first]) if first else 0.0 for row, first in zip(over, since.tolist(), strict=True)]
+    )
+    own = _own(over - np.where(later, level[:, None], before[:, None]))
+    noise = MEDIAN * np.maximum(own, np.median(own)) / (steps - since) ** 0.5
+    usual = np.median(over, axis=1)
+    times = np.where(steps - since < FEW, SUREST if ranks == 2 or steps < SHORTEST else SURER, SURE)
+    if steps == 1:
+        times[:] = ALONE.get(int(alike(usual).sum()), SUREST)
+    times[:] = FEWEST.get((ranks, steps), times)
+    sure = level >= np.maximum(least, times * np.maximum(noise, _between(usual)))
+    if ranks == 2 and steps == 1:
+        sure[:] = False  # nothing tells what is usual
+    return Slow(sure, level, since)
+
+
+def _own(deviations: Floats) -> Floats:
+    """Each rank's noise from step to step. Of two, one mirrors the other, where a rise that is known looks like noise."""
+    own = _spread(deviations)
+    return np.full(2, own.min()) if len(own) == 2 else own
+
+
+def _spread(deviations: Floats) -> Floats:
+    """[..., many] deviations from what is usual: their standard deviation, whatever the largest fifth of them are.
+
+    A median of so few would be the least of two gaps, and by accident often next to nothing.
+    """
+    many = deviations.shape[-1]
+    kept = np.sort(np.abs(deviations))[..., : many if many < FEW else math.ceil(KEPT * many)]
+    return SPREAD * np.asarray(kept.mean(axis=-1))
+
+
+def _between(usual: Floats) -> Floats:
+    """How much the others differ among each other, for each rank: of three, a slow one would count as noise itself."""
+    if len(usual) < 3:
+        return np.zeros(len(usual))
+    if len(usual) == 3:
+        others = np.array([np.delete(usual, rank) for rank in range(3)])
+        return _spread(others - np.median(others, axis=1, keepdims=True))
+    good = usual[alike(usual)]
+    return np.full(len(usual), float(_spread(good - np.median(good))))
+
+
+def _changes(over: Floats) -> Ints:
+    """The step from which each rank's values lie clearly higher than before; 0 where there is none."""
+    ranks, steps = over.shape
+    if steps < 2 * SHORTEST:
+        return np.zeros(ranks, np.int64)
+    calm = _without_spikes(over)
+    places = np.arange(1, steps - SHORTEST + 1)
+    sums = np.cumsum(calm, axis=1)
+    head = sums[:, places - 1] / places
+    tail = (sums[:, -1:] - sums[:, places - 1]) / (steps - places)
+    explained = places * (steps - places) / steps * (tail - head) ** 2
+    best = np.argmax(np.where(tail > head, explained, -1.0), axis=1)
+    at = (np.arange(ranks), best)
+    levels = np.where(np.arange(steps) < places[best][:, None], head[at][:, None], tail[at][:, None])
+    own = _own(over - levels)
+    noise = np.maximum(own, np.median(own)) ** 2
+    real = (tail[at] > 0) & (head[at] < tail[at] / 2) & (tail[at] > head[at]) & (explained[at] > JUMP * noise)
+    return np.where(real, places[best], 0)
+
+
+def _without_spikes(values: Floats) -> Floats:
+    """Medians of three neighbours: one odd step is no change."""
+    wide = np.concatenate([values[:, :1], values, values[:, -1:]], axis=1)
+    middle: Floats = np.median(np.stack([wide[:, :-2], wide[:, 1:-1], wide[:, 2:]]), axis=0)
+    return middle
