@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.searching import Watch, proof
+from meshwright.cli.planning.search_options import Watch, proof
 from meshwright.plans import Plan
 from meshwright.search.explanation.features import choices, spans_of
 from tests.conftest import Run

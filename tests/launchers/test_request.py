@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.cli.train import command
-from meshwright.cli.training_options import run_of
+from meshwright.cli.running.train import command
+from meshwright.cli.running.training_options import run_of
 from meshwright.errors import InputError
 from meshwright.launchers.request import Request, arguments
 from meshwright.run.options import Training

@@ -272,7 +272,7 @@ def test_mistakes_are_named(
 ) -> None:
     from click.testing import CliRunner
 
-    from meshwright.cli.train import command
+    from meshwright.cli.running.train import command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

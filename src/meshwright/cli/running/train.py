@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.common import as_json, complete_models, console, plan_options
-from meshwright.cli.training_options import run_of, training_options
+from meshwright.cli.running.training_options import run_of, training_options
 from meshwright.errors import STOPPED
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
 
     MODEL is a preset (tiny-llama, tiny-gpt2, tiny-moe for laptops) or a config.json; a plan.json has its own.
     """
-    from meshwright.cli.training import job_and_plan, said_once
+    from meshwright.cli.running.training import job_and_plan, said_once
 
     given = {name: options.pop(name) for name in ("batch", "seq", "precision", "optimizer")}
     with said_once():
@@ -58,7 +58,7 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
 
 def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
     """Train on this machine, or as one of many processes."""
-    from meshwright.cli.training import Screen, first, say_plan
+    from meshwright.cli.running.training import Screen, first, say_plan
     from meshwright.run import train
 
     promised = train.check(job, plan, run)

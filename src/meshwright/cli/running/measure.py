@@ -49,7 +49,7 @@ def command(
     if model:
         _layers(model, cluster or "local:1", options, json_)
         return
-    from meshwright.cli.clusters import cluster_facts
+    from meshwright.cli.describing.clusters import cluster_facts
     from meshwright.clusters import Cluster
     from meshwright.measurement.measure import measure
     from meshwright.measurement.progress import bar

@@ -9,7 +9,7 @@ import click
 
 from meshwright.base.units import size
 from meshwright.cli.common import as_json, print_json
-from meshwright.cli.searching import Watch
+from meshwright.cli.planning.search_options import Watch
 
 if TYPE_CHECKING:
     from meshwright.run.data.manifest import Manifest

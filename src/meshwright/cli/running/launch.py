@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.common import as_json, console, load_plan, print_json
-from meshwright.cli.training_options import run_of, training_options
+from meshwright.cli.running.training_options import run_of, training_options
 from meshwright.errors import STOPPED, InputError
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def _make_log_folder(request: Request, where: Where) -> None:
 
 
 def _train(request: Request, promised: Estimate, where: Where, *, json_: bool) -> None:
-    from meshwright.cli.train import print_step, start
-    from meshwright.cli.training import Screen, say_plan
+    from meshwright.cli.running.train import print_step, start
+    from meshwright.cli.running.training import Screen, say_plan
 
     if where.on == "local":
         start(request.job, request.plan, request.run, json_=json_)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.clusters import cluster_facts
 from meshwright.cli.common import as_json, print_json
+from meshwright.cli.describing.clusters import cluster_facts
 
 
 @click.group("cluster")

@@ -11,7 +11,7 @@ import click
 from meshwright.base.files import writable, write_text
 from meshwright.base.units import size
 from meshwright.cli.common import as_json, complete_clusters, complete_models, console, own_runtime_option, print_json
-from meshwright.cli.searching import Watch, limits_from, search_options
+from meshwright.cli.planning.search_options import Watch, limits_from, search_options
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import PRECISIONS, Model

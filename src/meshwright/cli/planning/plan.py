@@ -21,7 +21,7 @@ from meshwright.cli.common import (
     own_runtime_option,
     plan_options,
 )  # fmt: skip
-from meshwright.cli.searching import Watch, forbiddable, limits_from, proof, search_options
+from meshwright.cli.planning.search_options import Watch, forbiddable, limits_from, proof, search_options
 from meshwright.errors import InputError
 from meshwright.search.space.targets import TARGETS
 
