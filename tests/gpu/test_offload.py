@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import meshwright as mw
+from meshwright.run.memory.offload_share import keep_on_host
 from meshwright.run.optimizers import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
-from meshwright.run.optimizers.offload import keep_on_host
 from meshwright.run.parallel.apply import apply
 from meshwright.run.parallel.parallel_model import Parallel
 

@@ -11,12 +11,11 @@ from torch.distributed.tensor import DTensor
 import meshwright as mw
 from meshwright.run.memory import offload
 from meshwright.run.memory.offload import Place
-from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.offload_share import Evenly, keep_on_host, on_host
 from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, Decoder, build
 from meshwright.run.optimizers.adamw import AdamW
 from meshwright.run.optimizers.choose import optimizer_named
-from meshwright.run.optimizers.offload import keep_on_host, on_host
 from meshwright.run.parallel.apply import apply
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of

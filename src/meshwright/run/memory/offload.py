@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor
 from meshwright.run.memory.checkpointing import Keeper, View
 from meshwright.run.memory.checkpointing import storage as storage_of
 from meshwright.run.memory.offload_share import Evenly
-from meshwright.run.models import Decoder
 from meshwright.run.torch_private import StorageWeakRef
+
+if TYPE_CHECKING:
+    from meshwright.run.models import Decoder
 
 LEAST = 2**20  # bytes of a tensor that is worth a copy
 _UNDER_WAY = 2**30  # bytes that may be on their way out: beyond it the host waits, or nothing would be saved

@@ -1,8 +1,11 @@
-"""A fraction of many things of different sizes, spread evenly over them."""
+"""Which of many tensors of different sizes are offloaded: a fraction of them, spread evenly."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 
 @dataclass
@@ -24,3 +27,25 @@ class Evenly:
         goes = must or (self.fraction > 0 and self.moved + size / 2 <= self.fraction * self.seen)
         self.moved += size if goes else 0
         return goes
+
+
+def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[Tensor] = ()) -> None:
+    """Mark as many of the weights as make up a fraction of their elements: their states will live in host memory.
+
+    Those that are there `always`, since the weights themselves are, count first.
+
+    >>> import torch
+    >>> weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
+    >>> keep_on_host(weights, 0.5)
+    >>> [on_host(weight) for weight in weights]
+    [True, False, True, False]
+    """
+    share = Evenly(fraction)
+    for weight in sorted(weights, key=lambda weight: weight not in always):
+        if share.takes(weight.numel(), must=weight in always):
+            weight.states_on_host = True
+
+
+def on_host(weight: Tensor) -> bool:
+    """Whether the states of a weight are to live there."""
+    return getattr(weight, "states_on_host", False)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from meshwright.models import Layer
 from meshwright.models.layer import Recompute
-from meshwright.run.models import Decoder
+
+if TYPE_CHECKING:
+    from meshwright.run.models import Decoder
 
 
 def recompute(decoder: Decoder, layers: Mapping[Layer, Recompute]) -> None:

@@ -4,38 +4,17 @@ Ren et al., 2021)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.offload_share import on_host
 from meshwright.run.parallel.fsdp import local
 
 _AHEAD = 2  # gradients that are on their way down while one is used
 Send = Callable[[Tensor], None]  # a new value, up to the weight
-
-
-def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[Tensor] = ()) -> None:
-    """Mark as many of the weights as make up a fraction of their elements: their states will live in host memory.
-
-    Those that are there `always`, since the weights themselves are, count first.
-
-    >>> weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
-    >>> keep_on_host(weights, 0.5)
-    >>> [on_host(weight) for weight in weights]
-    [True, False, True, False]
-    """
-    share = Evenly(fraction)
-    for weight in sorted(weights, key=lambda weight: weight not in always):
-        if share.takes(weight.numel(), must=weight in always):
-            weight.states_on_host = True
-
-
-def on_host(weight: Tensor) -> bool:
-    """Whether the states of a weight are to live there."""
-    return getattr(weight, "states_on_host", False)
 
 
 def fresh_states(weight: Tensor, names: Sequence[str], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.run.optimizers.offload import fresh_states, on_host, visits
+from meshwright.run.memory.offload_share import on_host
+from meshwright.run.optimizers.offload import fresh_states, visits
 from meshwright.run.parallel.fsdp import local
 
 

@@ -28,7 +28,7 @@ from meshwright.plans import Pipeline, Plan, Span
 from meshwright.plans.spans import layers_of
 from meshwright.plans.strategy import Offload
 from meshwright.run.memory.offload import Moves, Place, offload
-from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.offload_share import Evenly, keep_on_host
 from meshwright.run.memory.recompute import recompute
 from meshwright.run.mesh.collectives import ALONE, Line
 from meshwright.run.mesh.mesh import ONE, Groups, Lane
@@ -36,7 +36,6 @@ from meshwright.run.mesh.shards import Layout
 from meshwright.run.models import Decoder, fresh
 from meshwright.run.models.balance import Balance
 from meshwright.run.models.numerics import numerics
-from meshwright.run.optimizers.offload import keep_on_host
 from meshwright.run.parallel.compression import Rules, Ways, compress_shards, compressed, rules_of
 from meshwright.run.parallel.ddp import Reduction
 from meshwright.run.parallel.fsdp import shard

@@ -1,0 +1,6 @@
+"""Frameworks that take Megatron-LM arguments.
+
+- `mindspeed`: mindSpeed-LLM (Ascend)
+- `nemo`: megatron-Bridge (NeMo)
+- `slime`: slime
+"""
