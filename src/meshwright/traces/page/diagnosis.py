@@ -18,7 +18,7 @@ from meshwright.traces.page.words import percent, ranks_text, seconds
 from meshwright.traces.rank.collectives import KINDS
 from meshwright.traces.rank.kernel_classes import CLASSES
 
-OUTSIDE = "outside operators"  # as launches.py calls time in no operator
+OUTSIDE = "outside operators"  # as host_bound.py calls time in no operator
 LEAST = 0.03  # of the step: less is not worth a sentence
 HICCUP = 5  # times what others cause in a call: a single event, not noise
 FAR_BELOW = 0.5  # of what the device could do: more than that is lost
