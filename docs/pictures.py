@@ -1,4 +1,4 @@
-"""Draws the pictures of the documentation: `python docs/pictures.py` after a change of `show`, and
+"""Draws what the documentation shows: `python docs/pictures.py` after a change of `show` or of the glossary, and
 `python docs/pictures.py compress` for what pays on this machine, `analyze` for a report (both need chromium)."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from meshwright.cli.describing.glossary import markdown
 from meshwright.cost import plan_memory
 from meshwright.plans import Plan
 from meshwright.plans.picture import draw
@@ -51,4 +52,5 @@ elif __name__ == "__main__":
     target = HERE / "images" / "plan.svg"
     target.parent.mkdir(exist_ok=True)
     target.write_text(picture_of(HERE.parent / "examples" / "llama3-70b.json"))
+    (HERE / "glossary.md").write_text(markdown())
     print(target.name)

@@ -39,6 +39,7 @@ VERBS = {
     "prepare": "meshwright.cli.running.prepare",
     "analyze": "meshwright.cli.observing.analyze",
     "watch": "meshwright.cli.observing.watch",
+    "glossary": "meshwright.cli.describing.glossary",
     "schema": "meshwright.cli.describing.schema",
     "completion": "meshwright.cli.completion",
 }
