@@ -13,7 +13,7 @@ from meshwright.cost.compression import Codec, catalogue, offering
 from meshwright.cost.constants import DEFAULT
 from meshwright.cost.estimate import estimate
 from meshwright.cost.layers.collectives import reduce_parts
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.device_memory import plan_memory
 from meshwright.cost.runtime import RUNTIMES
 from meshwright.plans import Compression
@@ -48,7 +48,7 @@ def test_less_travels_and_the_codec_takes_its_time(part: float, per_byte: float,
     model = one.model
     first, _, last = layers.partition("..")
     held = model.layers[model.index(first) : model.index(last or first, last=True) + 1]
-    site = Site.of(one, tuple(range(32)), 0, SLOW, DEFAULT)
+    site = StagePlacement.of(one, tuple(range(32)), 0, SLOW, DEFAULT)
     moved = sum(layer.parameters for layer in held) * site.gradient_bytes
     per, _ = reduce_parts(site.fabric, 32, tuple(min(tier.span, 32) for tier in site.fabric.tiers))
     saved = moved * float(per) * (1 - part) - moved * per_byte

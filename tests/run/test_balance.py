@@ -14,8 +14,8 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.run.folder.checkpoint.huggingface import write_weights
-from meshwright.run.mesh.collectives import Line
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.collectives import AxisGroup
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models import Context, build
 from meshwright.run.options import Training
 from meshwright.run.parallel.apply import apply
@@ -182,6 +182,6 @@ def test_rows_that_fill_up_a_tensor_parallel_line_belong_to_no_sample() -> None:
     documents = torch.tensor([[0, 0, 1, -1, -1]])
     found = []
     for rank in range(4):
-        lane = Lane(tp=Line(4, rank))
-        found.append(Context.of(torch.zeros(1, 5), documents, lane).samples_of_rows().tolist())
+        mesh = SpanMesh(tp=AxisGroup(4, rank))
+        found.append(Context.of(torch.zeros(1, 5), documents, mesh).samples_of_rows().tolist())
     assert found == [[0, 0], [0, -1], [-1, -1], [-1, -1]]

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from meshwright.run.kernels.cross_entropy import linear_loss
-from meshwright.run.mesh.collectives import Line
+from meshwright.run.mesh.collectives import AxisGroup
 from tests.run.pool import pool
 
 
@@ -52,10 +52,10 @@ def on_a_rank() -> tuple[torch.Tensor, ...]:
     """With a half of the vocabulary; hidden states' gradients are summed by what enters the head."""
     import torch.distributed as dist
 
-    line = Line(2, dist.get_rank(), dist.group.WORLD)
+    axis = AxisGroup(2, dist.get_rank(), dist.group.WORLD)
     hidden, weight, targets = drawn()
-    mine = weight.detach().chunk(2)[line.rank].requires_grad_()
-    loss = linear_loss(hidden, mine, targets, line, line.rank * len(mine), chunk=16)
+    mine = weight.detach().chunk(2)[axis.rank].requires_grad_()
+    loss = linear_loss(hidden, mine, targets, axis, axis.rank * len(mine), chunk=16)
     dx, dw = torch.autograd.grad(loss / 3, (hidden, mine))
     dist.all_reduce(dx)
     return loss.detach(), dx, dw

@@ -10,7 +10,7 @@ import torch
 import meshwright as mw
 from meshwright.run.memory.host_memory import malloc_bytes
 from meshwright.run.memory.offload import Place, offload
-from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.offload_share import OffloadShare
 from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, build
 from tests.run.families import CONFIGS
@@ -29,7 +29,7 @@ def _grows(name: str, how: Any, *, kept: float = 0.0, lora: int = 0, abandoned: 
     known = {op.name for layer in model.layers for op in layer.ops}
     recompute(decoder, dict.fromkeys(model.layers, how if isinstance(how, str) else tuple(set(how) & known)))
     if kept:
-        offload(decoder, [Place("cpu", Evenly(kept))])
+        offload(decoder, [Place("cpu", OffloadShare(kept))])
     tokens = torch.randint(0, 64, (4, 128), generator=torch.Generator().manual_seed(1))
     held = []
     for _ in range(12):

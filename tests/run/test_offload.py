@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 import meshwright as mw
 from meshwright.run.memory import offload
 from meshwright.run.memory.offload import Place
-from meshwright.run.memory.offload_share import Evenly, keep_on_host, on_host
+from meshwright.run.memory.offload_share import OffloadShare, keep_on_host, on_host
 from meshwright.run.memory.recompute import recompute
 from meshwright.run.models import Context, Decoder, build
 from meshwright.run.optimizers.adamw import AdamW
@@ -44,7 +44,7 @@ def test_gradients_are_the_same_bit_by_bit(name: str, how: Any) -> None:
     recompute(decoder, dict.fromkeys(model.layers, how))
     expected = gradients(decoder)
     for host, peer in ((1.0, 0.0), (0.4, 0.3)):
-        offload.offload(decoder, [Place("cpu", Evenly(host)), Place("cpu", Evenly(peer))])
+        offload.offload(decoder, [Place("cpu", OffloadShare(host)), Place("cpu", OffloadShare(peer))])
         for key, found in gradients(decoder).items():
             assert torch.equal(found, expected[key]), key
 
@@ -53,7 +53,7 @@ def test_the_fraction_is_met_by_bytes_and_parameters_stay() -> None:
     model = mw.Model.from_config(CONFIGS["llama-deep"])
     decoder = build(model)
     for fraction in (0.25, 0.5, 1.0):
-        share = Evenly(fraction)
+        share = OffloadShare(fraction)
         offload.offload(decoder, [Place("cpu", share)])
         gradients(decoder)
         assert share.moved == pytest.approx(fraction * share.seen, rel=0.1)
@@ -63,7 +63,7 @@ def test_the_fraction_is_met_by_bytes_and_parameters_stay() -> None:
 
 def test_what_is_small_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "LEAST", 2**20)
-    decoder, share = build(mw.Model.from_config(CONFIGS["llama"])), Evenly(1.0)
+    decoder, share = build(mw.Model.from_config(CONFIGS["llama"])), OffloadShare(1.0)
     offload.offload(decoder, [Place("cpu", share)])
     gradients(decoder)
     assert share.seen == 0

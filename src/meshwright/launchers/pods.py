@@ -24,7 +24,7 @@ RESTARTS = 10  # of a job that keeps checkpoints, before it counts as failed
 
 
 @dataclass(frozen=True)
-class Site:
+class StagePlacement:
     """What a cluster of Kubernetes wants to know."""
 
     image: str
@@ -44,7 +44,7 @@ class Site:
         return found
 
 
-def check(request: Request, site: Site) -> None:
+def check(request: Request, site: StagePlacement) -> None:
     """What would only be noticed inside a pod."""
     if not site.image:
         raise InputError("is needed for pods", field="--image", valid="an image that has meshwright[run]")
@@ -55,7 +55,7 @@ def check(request: Request, site: Site) -> None:
         raise InputError(problem, file=output, field="--output", valid=valid)
 
 
-def pod(request: Request, some: Alike, site: Site, node: str, address: str, port: str) -> dict[str, Any]:
+def pod(request: Request, some: Alike, site: StagePlacement, node: str, address: str, port: str) -> dict[str, Any]:
     """What runs on each of some nodes that are alike; `node` is a shell's word for a node's number."""
     device = request.job.cluster.groups[some.group].device
     words = torchrun(request, some, node="@", address="@", port="@")
@@ -93,7 +93,7 @@ def plan_map(request: Request) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"plan.json": written}}
 
 
-def _volumes(request: Request, site: Site) -> list[tuple[str, str, dict[str, Any]]]:
+def _volumes(request: Request, site: StagePlacement) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, path, source) of every volume. Processes hand batches and NCCL's buffers to each other through memory."""
     found: list[tuple[str, str, dict[str, Any]]] = [
         ("plan", PLAN_FOLDER, {"configMap": {"name": f"{request.name}-plan"}}),
@@ -104,7 +104,7 @@ def _volumes(request: Request, site: Site) -> list[tuple[str, str, dict[str, Any
     return found
 
 
-def _labels(request: Request, some: Alike, site: Site, device: Device) -> dict[str, str]:
+def _labels(request: Request, some: Alike, site: StagePlacement, device: Device) -> dict[str, str]:
     """Labels of the nodes of a group: those given, else where groups differ those of NVIDIA's feature discovery
     (nvidia.com/gpu.product is the driver's name, spaces as dashes; NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery).
     """

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from meshwright.clusters import Cluster
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.layers.layer import layer_time
-from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.layer_config import LayerConfig
 from meshwright.cost.layers.passes import BACKWARD_KERNELS, layer_passes
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.runtime import runtime
 from meshwright.measurement.samples import TYPES, Sample, Scale
 from meshwright.measurement.timing import Timing, timed
@@ -55,10 +55,10 @@ def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name
     """Every sort of layer of the job's model with all samples of a step at once, on one device."""
     plan = Plan.of({"micro_batches": 1, "dp": 1}, job)
     (span,) = plan.pipelines[0].stages[0].spans
-    site = Site.of(job, (0,), 0, runtime("meshwright"), seen_in(job.cluster, DEFAULT))
+    site = StagePlacement.of(job, (0,), 0, runtime("meshwright"), seen_in(job.cluster, DEFAULT))
     for layer, count in alike(job.model.layers):
         on_layer(layer.name)
-        ways = Ways.of(span, job.global_batch, job, site)
+        ways = LayerConfig.of(span, job.global_batch, job, site)
         price = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, "full")
         found = layer_passes(layer, price, ways, site)
         again = float(found.spent["backward", "recompute"])
@@ -71,7 +71,7 @@ def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name
 
 
 def _seen(layer: Layer, job: Job, device: str) -> tuple[Passes, float]:
-    """Timed with fresh weights and random input."""
+    """LayerTimes with fresh weights and random input."""
     kind = TYPES.get(job.precision, torch.bfloat16)
     decoder = build(job.model, [layer], device=device).to(kind)
     tokens = torch.randint(0, 100, (job.global_batch, job.seq_len), device=device)
@@ -135,8 +135,8 @@ def host_seconds(device: str) -> Timing:
     found = timed(run, device, 0.5)
     ours = runtime("meshwright")
     (span,) = Plan.of({"micro_batches": 1}, job).pipelines[0].stages[0].spans
-    site = Site.of(job, (0,), 0, ours, DEFAULT)
-    ways = Ways.of(span, 1, job, site)
+    site = StagePlacement.of(job, (0,), 0, ours, DEFAULT)
+    ways = LayerConfig.of(span, 1, job, site)
     prices = [layer_time(one, ways.cut, site.chip, site.fabric, ours, ways.place) for one in layers]
     issued = sum(float(price.work.kernels) for price in prices) * site.runtime.kernels * (1 + BACKWARD_KERNELS)
     return Timing(found.seconds / issued, found.spread)
@@ -155,8 +155,8 @@ def beside_kernels(samples: Sequence[Sample], cluster: Cluster, device: str) -> 
     for sample in samples:
         job = replace(_blocks(device, int(sample.facts["width"]), int(sample.facts["tokens"])), cluster=cluster)
         (span,) = Plan.of({"micro_batches": 1, "dp": 1}, job).pipelines[0].stages[0].spans
-        site = Site.of(job, (0,), 0, runtime("meshwright"), DEFAULT)
-        ways = Ways.of(span, 1, job, site)
+        site = StagePlacement.of(job, (0,), 0, runtime("meshwright"), DEFAULT)
+        ways = LayerConfig.of(span, 1, job, site)
         own = host = 0.0
         for layer in (layer for layer in job.model.layers if layer.block):
             price = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)

@@ -29,7 +29,7 @@ from meshwright.run.memory.host_memory import Peaks
 from meshwright.run.models.dynamic_precision import Dynamic
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
-from meshwright.run.optimizers.loss_spike import Guard
+from meshwright.run.optimizers.loss_spike import LossSpikeGuard
 from meshwright.run.options import Training
 from meshwright.run.parallel.apply import Values, apply
 from meshwright.run.parallel.fsdp import local
@@ -65,7 +65,7 @@ class Loop:
     part: Parallel
     optimizer: Any
     scale: LossScale
-    guard: Guard
+    guard: LossSpikeGuard
     dynamic: Dynamic | None = None
     bad: int = 0  # steps in a row whose gradients were no numbers
 
@@ -167,7 +167,7 @@ def begin(job: Job, plan: Plan, run: Training, device: str, values: Values | Non
         job.model, plan, seed=run.seed, device=device, dtype=dtype, values=values, lora=run.lora, balance=run.balance
     )
     optimizer = optimizer_for(job.optimizer, part, run.lr, run.weight_decay)
-    loop = Loop(job, run, part, optimizer, LossScale.of(dtype), Guard())
+    loop = Loop(job, run, part, optimizer, LossScale.of(dtype), LossSpikeGuard())
     for product in part.products().values() if job.precision == "fp8" else ():
         product.computed_in = "fp8"
     if run.dynamic:
@@ -262,7 +262,7 @@ def _restore(loop: Loop, found: Found) -> None:
     """Put back what a checkpoint holds beside weights and the optimizer's states."""
     if found.facts.get("job", {}).get("precision") == loop.job.precision:
         loop.scale = LossScale(**found.facts["scale"])
-    loop.guard = Guard(**found.facts.get("guard", {}))
+    loop.guard = LossSpikeGuard(**found.facts.get("guard", {}))
     if loop.dynamic:
         loop.dynamic.restore(found.facts.get("products", {}))
 

@@ -39,7 +39,9 @@ class Term:
 def terms() -> list[Term]:
     """Return all terms in the order of the glossary."""
     table = tomllib.loads(resources.files(__package__).joinpath("glossary.toml").read_text("utf-8"))
-    return [Term(name, *facts, about) for about, rows in table.items() for name, facts in rows.items()]
+    return [
+        Term(name, facts[0], facts[1], facts[2], about) for about, rows in table.items() for name, facts in rows.items()
+    ]
 
 
 def find(name: str) -> list[Term]:

@@ -22,9 +22,9 @@ from meshwright.compression.auto.errors import Errors
 from meshwright.compression.auto.inputs import Auto, Facts, Link, Unit, Way, units
 from meshwright.compression.auto.link import Submit, measured, neighbours, probe_of, probed, told
 from meshwright.compression.auto.microbenchmark import Rehearsal
-from meshwright.compression.auto.predictions import Drag, Outlook
+from meshwright.compression.auto.predictions import Drag, Expectation
 from meshwright.compression.auto.simulation import Strand, Times
-from meshwright.compression.auto.statistics import Tally
+from meshwright.compression.auto.statistics import StepStatistics
 from meshwright.compression.sync.bucket import Gradients
 from meshwright.compression.sync.layout import Choice
 from meshwright.compression.sync.sums import Total
@@ -48,14 +48,14 @@ _OUTLOOKS = 1000  # that are remembered
 _LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
 
 
-class Pilot:
+class Controller:
     """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
 
     def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool, owned: bool = False) -> None:
         """`owned`: sums stay with the owners of their parts."""
         self.auto, self._wire, self._submit = auto, wire, submit
         self.version = 0  # of the choices
-        self.history: list[Outlook] = []
+        self.history: list[Expectation] = []
         self._cores = len(os.sched_getaffinity(0)) / neighbours(wire)
         self.link: Link = measured(wire, self._cores, submit)
         self._rehearsal = Rehearsal(wire.size, feedback, owned)
@@ -69,7 +69,7 @@ class Pilot:
         self._unprobed = 0.0  # seconds since the last one
         self._calm = inf  # seconds of a step, the least that were seen since then under the same choices
         self._due, self._votes_taken = _FIRST, 0
-        self._tally = Tally()
+        self._tally = StepStatistics()
         self._seen = 0.0  # seconds of a step, at the last vote
         self._exact_extra = inf  # ... besides computing, at the last vote over this link where all sums were exact
         self._patience = 0  # votes until something else than exact sums is tried again
@@ -250,7 +250,7 @@ class Pilot:
             self._ways, self.version, self._calm = chosen, self.version + 1, inf
         if len(self.history) == _OUTLOOKS:
             del self.history[1]  # the first one and the latest stay
-        self.history.append(Outlook(stamp.step, facts, best, self._drag.expected(best.times.step)))
+        self.history.append(Expectation(stamp.step, facts, best, self._drag.expected(best.times.step)))
 
     def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp, *, anew: bool = True) -> Decision:
         """By the first process, with what it has measured; units may be known by other names than in these facts."""

@@ -109,7 +109,7 @@ class Errors:
         return bound * 2 / (1 - again) if again < 1 else float("inf")
 
     def allowed(self, every: Sequence[Unit], ways: Sequence[Way]) -> dict[Unit, list[Way]]:
-        """Ways that keep to the guard; exact ones always do."""
+        """LayerConfig that keep to the guard; exact ones always do."""
         return {unit: [way for way in ways if self.bound(unit, way) <= self.guard] for unit in every}
 
 

@@ -50,7 +50,7 @@ class Way:
 
 
 def usual() -> tuple[Way, ...]:
-    """Ways that reach the loss of exact sums within 2 % (with error feedback), by what they cost in steps."""
+    """LayerConfig that reach the loss of exact sums within 2 % (with error feedback), by what they cost in steps."""
     ways = [Way(Choice())]
     for name, steps in (("fp16", 1.0), ("int8", 1.0), ("int4", 1.02), ("int2", 1.08)):
         made = codec(name)

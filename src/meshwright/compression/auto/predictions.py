@@ -11,7 +11,7 @@ _MOST = 2.0  # times as long as simulated that others on the machine make a step
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Expectation:
     """What was decided before a step, and what came of it."""
 
     step: int

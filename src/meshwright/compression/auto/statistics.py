@@ -15,7 +15,7 @@ _REMEMBERED = 16  # steps whose computing is remembered: some have more to do th
 Layout = tuple[Gradients, ...]
 
 
-class Tally:
+class StepStatistics:
     """Of steps with the same buckets. A step with others, such as one in which a module was not used, is not counted,
     unless the next one has them, too."""
 

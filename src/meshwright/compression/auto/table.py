@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.base.units import size
-from meshwright.compression.auto.controller import Pilot
+from meshwright.compression.auto.controller import Controller
 from meshwright.compression.auto.inputs import Way
-from meshwright.compression.auto.predictions import Outlook
+from meshwright.compression.auto.predictions import Expectation
 from meshwright.compression.auto.rules import rules
 from meshwright.compression.sync.layout import Piece, pieces
 from meshwright.errors import InputError
@@ -17,7 +17,7 @@ from meshwright.plans import Compression
 _HEADINGS = ("bucket", "gradients", "numbers", "way", "parts", "sends")
 
 
-def explained(pilot: Pilot | None) -> str:
+def explained(pilot: Controller | None) -> str:
     """What is done with every bucket, what was expected of it and seen, and when it changed."""
     decided = _asked(pilot)
     rows: list[Sequence[str]] = [_HEADINGS]
@@ -29,7 +29,7 @@ def explained(pilot: Pilot | None) -> str:
     return "\n".join([*columns(rows), "", *_history(decided.history)])
 
 
-def _history(history: Sequence[Outlook]) -> Iterator[str]:
+def _history(history: Sequence[Expectation]) -> Iterator[str]:
     """A line for every change, and what came of it until the next."""
     if not history:
         yield "nothing has been seen yet: decided by what links and codecs took when measured"
@@ -47,11 +47,11 @@ def _history(history: Sequence[Outlook]) -> Iterator[str]:
     yield f"last looked at in step {history[-1].step}"
 
 
-def _unchanged(later: Sequence[Outlook]) -> int:
+def _unchanged(later: Sequence[Expectation]) -> int:
     return next((i for i, one in enumerate(later) if one.decision.ways != later[0].decision.ways), len(later))
 
 
-def shares(look: Outlook) -> dict[Way, float]:
+def shares(look: Expectation) -> dict[Way, float]:
     """How much of the numbers goes which way, the most first."""
     numbers: dict[Way, int] = {}
     for unit, way in zip(look.facts.units, look.decision.ways, strict=True):
@@ -60,7 +60,7 @@ def shares(look: Outlook) -> dict[Way, float]:
     return {way: count / whole for way, count in sorted(numbers.items(), key=lambda item: -item[1])}
 
 
-def rules_of(pilot: Pilot | None, names: Mapping[Any, str] | None, model: Any = None) -> tuple[Compression, ...]:
+def rules_of(pilot: Controller | None, names: Mapping[Any, str] | None, model: Any = None) -> tuple[Compression, ...]:
     """The same as a plan writes it. A layer whose gradients go several ways goes that of most of its numbers."""
     found: dict[str, dict[Way, int]] = {}
     for key, count, way in _gradients(_asked(pilot)):
@@ -72,7 +72,7 @@ def rules_of(pilot: Pilot | None, names: Mapping[Any, str] | None, model: Any = 
     return rules({name: max(votes, key=lambda way: votes[way]) for name, votes in found.items()}, model)
 
 
-def _gradients(pilot: Pilot) -> Iterator[tuple[Hashable, int, Way]]:
+def _gradients(pilot: Controller) -> Iterator[tuple[Hashable, int, Way]]:
     """Every gradient by its key, with its numbers and its way."""
     taken: dict[int, int] = {}  # of each bucket: gradients of the units before
     for unit, gradients, way in pilot.now:
@@ -98,7 +98,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _asked(pilot: Pilot | None) -> Pilot:
+def _asked(pilot: Controller | None) -> Controller:
     if pilot is None:
         raise InputError("was given, not decided", field="choice", valid="meshwright.compression.auto.Auto()")
     return pilot

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.layers.collectives import Counts, Fabric
-from meshwright.cost.layers.layer_config import Held, Ways, parameter_groups
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.layer_config import Held, LayerConfig, parameter_groups
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.device_memory import stages_of
 from meshwright.cost.runtime import runtime as runtime_named
 from meshwright.models import Layer, Slice
@@ -65,8 +65,8 @@ def _of_group(estimated: Estimate, index: int, pipeline: Pipeline, group: int) -
     for s in reversed(mine):
         stage, backward = pipeline.stages[s], estimated.pipelines[index].stages[s].backward
         where = job.cluster.group_index(stage.ranks[0])
-        site = Site.of(job, stage.ranks, where, used, seen_in(job.cluster, DEFAULT))
-        cuts = [(span, Ways.of(span, 1, job, site)) for span in stage.spans]
+        site = StagePlacement.of(job, stage.ranks, where, used, seen_in(job.cluster, DEFAULT))
+        cuts = [(span, LayerConfig.of(span, 1, job, site)) for span in stage.spans]
         layers = [(layer, span, ways) for span, ways in cuts for layer in layers_of(job.model, span.layers)]
         flops = sum(float(layer.forward_flops(ways.cut)) for layer, _, ways in layers) or 1.0
         for layer, span, ways in reversed(layers):
@@ -78,7 +78,13 @@ def _of_group(estimated: Estimate, index: int, pipeline: Pipeline, group: int) -
 
 
 def _summed(
-    layer: Layer, part: str, held: Held, where: tuple[Job, Pipeline, Span], cut: Slice, site: Site, ready: float
+    layer: Layer,
+    part: str,
+    held: Held,
+    where: tuple[Job, Pipeline, Span],
+    cut: Slice,
+    site: StagePlacement,
+    ready: float,
 ) -> Summed:
     numbers, replicas, span = int(held.trained), int(held.replicas.count), where[2]
     sharded = span.zero > 0 and int(held.replicas.shards) > 1

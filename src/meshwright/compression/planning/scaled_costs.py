@@ -61,7 +61,7 @@ def _reduced(strand: Strand) -> Strand:
 
 
 def rehearsable(ways: Sequence[Way], members: int) -> tuple[Way, ...]:
-    """Ways without those in which a process holds a message of everyone, where these would fill gigabytes.
+    """LayerConfig without those in which a process holds a message of everyone, where these would fill gigabytes.
 
     >>> from meshwright.compression.auto.inputs import usual
     >>> len(usual()) - len(rehearsable(usual(), 65)), len(usual()) - len(rehearsable(usual(), 64))

@@ -58,12 +58,12 @@ class Synchroniser:
         self._engine = Engine(self._told)
         self.pilot: Any = None  # who decides, where the choice is left to it
         if not isinstance(choice, Choice) and not callable(choice):
-            from meshwright.compression.auto.controller import Pilot
+            from meshwright.compression.auto.controller import Controller
 
             def submit(strands: Sequence[Any]) -> None:
                 self._engine.submit(strands, True).wait()
 
-            self.pilot = Pilot(choice, self._wires.all, submit, feedback=self.options.error_feedback, owned=owned)
+            self.pilot = Controller(choice, self._wires.all, submit, feedback=self.options.error_feedback, owned=owned)
 
     @property
     def error(self) -> Exception | None:

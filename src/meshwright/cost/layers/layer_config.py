@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.cost.layers.collectives import Counts
 from meshwright.cost.layers.layer import Placement
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.runtime import Runtime, cut_of
 from meshwright.models import Layer, Slice
 from meshwright.plans import Job, Span
@@ -31,7 +31,7 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Ways:
+class LayerConfig:
     """How a layer is cut, where its groups lie, and what is sharded or moved away."""
 
     cut: Slice
@@ -45,20 +45,20 @@ class Ways:
     swapped: Array = 0.0
 
     @staticmethod
-    def of(span: Span, samples: int, job: Job, site: Site) -> Ways:
+    def of(span: Span, samples: int, job: Job, site: StagePlacement) -> LayerConfig:
         """The way of a span whose replica takes so many samples of a micro-batch."""
-        return Ways._of(span, samples, job, site.runtime, *site.joined(span))
+        return LayerConfig._of(span, samples, job, site.runtime, *site.joined(span))
 
     @staticmethod
-    def anywhere(span: Span, samples: int, job: Job, runtime: Runtime) -> Ways:
+    def anywhere(span: Span, samples: int, job: Job, runtime: Runtime) -> LayerConfig:
         """The same where it does not matter how far apart devices are: for bytes."""
-        return Ways._of(span, samples, job, runtime, Placement(), (), ())
+        return LayerConfig._of(span, samples, job, runtime, Placement(), (), ())
 
     @staticmethod
     def _of(
         span: Span, samples: int, job: Job, runtime: Runtime, place: Placement, same: Counts, same_experts: Counts
-    ) -> Ways:
-        return Ways(
+    ) -> LayerConfig:
+        return LayerConfig(
             cut_of(span, samples, job, runtime), place,
             Replicas(span.replicas, span.shards(span.replicas), same),
             Replicas(span.expert_replicas, span.shards(span.expert_replicas), same_experts),
@@ -81,7 +81,7 @@ class Held:
     replicas: Replicas
 
 
-def parameter_groups(layers: Sequence[Layer], ways: Ways) -> tuple[Held, Held]:
+def parameter_groups(layers: Sequence[Layer], ways: LayerConfig) -> tuple[Held, Held]:
     """Dense parameters, then experts: they are replicated over different devices."""
     kinds = alike(layers)
     experts = sum(n * layer.expert_parameters_on(ways.cut) for layer, n in kinds)

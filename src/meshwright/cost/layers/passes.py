@@ -9,8 +9,8 @@ import numpy as np
 
 from meshwright.cost.layers.collectives import gather_parts, send_seconds
 from meshwright.cost.layers.layer import LayerTime
-from meshwright.cost.layers.layer_config import Ways, parameter_groups
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.layer_config import LayerConfig, parameter_groups
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.layers.rank_groups import halves
 from meshwright.models import Layer
 
@@ -33,7 +33,7 @@ class Passes:
 
 
 def layer_passes(
-    layer: Layer, time: LayerTime, ways: Ways, site: Site, kept: Array = 0.0, parked: int | None = None
+    layer: Layer, time: LayerTime, ways: LayerConfig, site: StagePlacement, kept: Array = 0.0, parked: int | None = None
 ) -> Passes:
     """The passes of a layer whose own work and communication take `time`.
 
@@ -70,7 +70,7 @@ def _own(time: LayerTime) -> tuple[dict[Part, Array], dict[Part, Array]]:
     return spent, hidden
 
 
-def _wait_for_host(found: Passes, kernels: Array, ways: Ways, site: Site) -> None:
+def _wait_for_host(found: Passes, kernels: Array, ways: LayerConfig, site: StagePlacement) -> None:
     """The host issues kernels and, where ZeRO shards every micro-batch anew, gathers (twice) and scatters; see `settled`."""
     issued = kernels * site.runtime.kernels * site.runtime.host_seconds
     power, zero = site.constants.host_overlap, np.asarray(ways.zero)
@@ -81,7 +81,9 @@ def _wait_for_host(found: Passes, kernels: Array, ways: Ways, site: Site) -> Non
         found.spent[when, "host"] = (device**power + host**power) ** (1 / power) - device
 
 
-def _beside(layer: Layer, ways: Ways, kept: Array, site: Site, parked: int | None) -> dict[str, tuple[Array, Array]]:
+def _beside(
+    layer: Layer, ways: LayerConfig, kept: Array, site: StagePlacement, parked: int | None
+) -> dict[str, tuple[Array, Array]]:
     """Seconds of transfers beside a layer's forward and backward pass, by what causes them."""
     found: dict[str, tuple[Array, Array]] = {}
     if np.any(np.asarray(ways.zero) >= 2):
@@ -99,7 +101,7 @@ def _beside(layer: Layer, ways: Ways, kept: Array, site: Site, parked: int | Non
     return found
 
 
-def _sharding(layer: Layer, ways: Ways, site: Site) -> tuple[Array, Array]:
+def _sharding(layer: Layer, ways: LayerConfig, site: StagePlacement) -> tuple[Array, Array]:
     """Seconds to gather a layer's weights and to scatter its gradients, once each (ZeRO-2 only scatters)."""
     gather: Array = 0.0
     scatter: Array = 0.0

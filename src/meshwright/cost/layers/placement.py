@@ -18,7 +18,7 @@ from meshwright.plans import Job, Span
 
 
 @dataclass(frozen=True)
-class Site:
+class StagePlacement:
     """Where a stage runs: its devices, the chip, the links, the framework."""
 
     cluster: Cluster
@@ -35,7 +35,7 @@ class Site:
     _known: dict[tuple[object, ...], tuple[Placement, Counts, Counts]] = field(default_factory=dict, compare=False)
 
     @staticmethod
-    def of(job: Job, ranks: tuple[int, ...], where: int, runtime: Runtime, constants: Constants) -> Site:
+    def of(job: Job, ranks: tuple[int, ...], where: int, runtime: Runtime, constants: Constants) -> StagePlacement:
         """One sort of device of a stage; a stage that spans groups of nodes is joined by their slowest link."""
         home = job.cluster.groups[where]
         touched = sorted({job.cluster.group_index(rank) for rank in (min(ranks), max(ranks))})
@@ -49,7 +49,7 @@ class Site:
         if own and seen.launch is not None:
             runtime = replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
-        return Site(
+        return StagePlacement(
             job.cluster,
             ranks,
             home.device,

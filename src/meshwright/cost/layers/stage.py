@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from meshwright.cost.layers.collectives import exchange_seconds
 from meshwright.cost.layers.layer import layer_time
-from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.layer_config import LayerConfig
 from meshwright.cost.layers.passes import PASSES, Part, layer_passes
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.plans import Job, Span, Stage
 from meshwright.plans.spans import alike, layers_of
 
@@ -33,7 +33,9 @@ class StageTime:
         return sum(seconds for (when, _), seconds in self.spent.items() if when == "backward")
 
 
-def stage_time(job: Job, stages: Sequence[Stage], stage: Stage, site: Site, share: Callable[[Span], int]) -> StageTime:
+def stage_time(
+    job: Job, stages: Sequence[Stage], stage: Stage, site: StagePlacement, share: Callable[[Span], int]
+) -> StageTime:
     """One micro-batch through every span of a stage, one of the `stages` of its pipeline.
 
     `share` says how many of its samples this device's replica of a span takes.
@@ -43,7 +45,7 @@ def stage_time(job: Job, stages: Sequence[Stage], stage: Stage, site: Site, shar
     weight = 0.0
     before: Span | None = None
     for span in stage.spans:
-        ways = Ways.of(span, share(span), job, site)
+        ways = LayerConfig.of(span, share(span), job, site)
         layers = layers_of(job.model, span.layers)
         parked = stages[span.swap.to].ranks[0] if span.swap else None
         for layer, count in alike(layers):
@@ -67,6 +69,6 @@ def grid(span: Span) -> tuple[object, ...]:
     return span.dp, span.tp, span.sp, span.ulysses, span.ring, span.order
 
 
-def relayout_seconds(site: Site, moved: float, devices: int) -> float:
+def relayout_seconds(site: StagePlacement, moved: float, devices: int) -> float:
     """Activations change from one cut of batch, sequence and width to another: an all-to-all over the stage."""
     return float(exchange_seconds(site.fabric, moved, devices, site.everyone))

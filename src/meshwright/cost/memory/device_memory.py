@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from meshwright.base.units import size
 from meshwright.clusters import Device, Group
 from meshwright.clusters.measurements import Measured
-from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.layer_config import LayerConfig
 from meshwright.cost.memory.transient import Transient, transient, weight_gradient_buffers
 from meshwright.cost.runtime import RUNTIMES, Runtime, cut_of
 from meshwright.errors import DoesNotFit
@@ -269,7 +269,7 @@ def _states(
     job: Job, span: Span, copies: set[str], samples: int, once: bool, device: Device, runtime: Runtime
 ) -> Bytes:
     """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
-    ways = Ways.anywhere(span, samples, job, runtime)
+    ways = LayerConfig.anywhere(span, samples, job, runtime)
     layers = layers_of(job.model, span.layers)
     bring = [layer for layer in layers if layer.name in copies]
     own = alike(layer for layer in layers if layer.name not in copies)
@@ -280,7 +280,7 @@ def _states(
     return total + state_bytes(job, [(layer, 1) for layer in bring], ways, runtime, with_tied=True, once=once)
 
 
-def taken_over(job: Job, layer: Layer, span: Span, ways: Ways, device: Device, runtime: Runtime) -> float:
+def taken_over(job: Job, layer: Layer, span: Span, ways: LayerConfig, device: Device, runtime: Runtime) -> float:
     """Bytes of a layer's gradients that lie where its activations were, which the same backward pass frees."""
     gradients = float(state_bytes(job, [(layer, 1)], ways, runtime, once=True).gradients)
     kept = float(layer.kept_bytes(ways.cut, span.recompute) * ways.here)
@@ -288,7 +288,7 @@ def taken_over(job: Job, layer: Layer, span: Span, ways: Ways, device: Device, r
 
 
 def state_bytes(
-    job: Job, layers: Iterable[tuple[Layer, int]], ways: Ways, runtime: Runtime, *, with_tied: bool = False,
+    job: Job, layers: Iterable[tuple[Layer, int]], ways: LayerConfig, runtime: Runtime, *, with_tied: bool = False,
     once: Array = False,
 ) -> Bytes:  # fmt: skip
     """States of so many layers of each sort on one device; `once`: a step is one micro-batch."""

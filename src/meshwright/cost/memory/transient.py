@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.layer_config import LayerConfig
 from meshwright.cost.runtime import Runtime
 from meshwright.models import Layer, Slice, precision
 from meshwright.models.layer import Recompute
@@ -61,7 +61,7 @@ def transient(
     `once`: a step is one micro-batch; `gloo`: processors sum the gradients.
     """
     most, seen = Transient(), set()
-    ways = Ways.anywhere(span, samples, job, runtime)
+    ways = LayerConfig.anywhere(span, samples, job, runtime)
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
         block = list(layers)
         sort = tuple(map(sort_of, block))
@@ -73,7 +73,13 @@ def transient(
 
 
 def moment(
-    block: list[Layer], ways: Ways, recompute: Recompute, runtime: Runtime, *, once: Array = False, gloo: bool = False
+    block: list[Layer],
+    ways: LayerConfig,
+    recompute: Recompute,
+    runtime: Runtime,
+    *,
+    once: Array = False,
+    gloo: bool = False,
 ) -> Transient:
     """The fullest moment of one block, or of a part of it."""
     cut = ways.cut
@@ -118,7 +124,7 @@ def _beside_logits(logits: Array, layer: Layer, cut: Slice, runtime: Runtime, on
     return np.maximum(logits, cast) + own
 
 
-def gathered_bytes(block: list[Layer], ways: Ways, *, gloo: bool = False) -> Array:
+def gathered_bytes(block: list[Layer], ways: LayerConfig, *, gloo: bool = False) -> Array:
     """Return the bytes of weights fetched from elsewhere (the running block's and the next one's), of whole gradients
     before they are sharded, and of the input that sequence parallelism gathers.
 

@@ -11,7 +11,7 @@ from math import log2
 from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.layers.collectives import send_seconds
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.layers.stage import StageTime, stage_time
 from meshwright.cost.memory.device_memory import sorts_of_devices, stages_of
 from meshwright.cost.runtime import Runtime, cut_of
@@ -99,18 +99,20 @@ def pipeline_time(
 
 def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants) -> Sites:
     """One device of every sort of each stage, with its position; stages on the same devices share what is known of them."""
-    known: dict[tuple[object, ...], list[tuple[Site, int]]] = {}
+    known: dict[tuple[object, ...], list[tuple[StagePlacement, int]]] = {}
     found = []
     for stage in pipeline.stages:
         key = (stage.devices, tuple(span.shares for span in stage.spans))
         if key not in known:
             sorts = sorts_of_devices(job, [stage])
-            known[key] = [(Site.of(job, stage.ranks, where, runtime, constants), position) for where, position in sorts]
+            known[key] = [
+                (StagePlacement.of(job, stage.ranks, where, runtime, constants), position) for where, position in sorts
+            ]
         found.append(known[key])
     return found
 
 
-def _slowest(job: Job, pipeline: Pipeline, index: int, sites: list[tuple[Site, int]]) -> StageTime:
+def _slowest(job: Job, pipeline: Pipeline, index: int, sites: list[tuple[StagePlacement, int]]) -> StageTime:
     """A stage is as fast as the slowest of its sorts of devices."""
     stage = pipeline.stages[index]
 

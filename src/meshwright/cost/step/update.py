@@ -11,8 +11,8 @@ import numpy as np
 from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.layers.collectives import Fabric, gather_parts, reduce_parts, reduce_seconds, send_seconds
-from meshwright.cost.layers.layer_config import Ways, parameter_groups
-from meshwright.cost.layers.placement import Site, between
+from meshwright.cost.layers.layer_config import LayerConfig, parameter_groups
+from meshwright.cost.layers.placement import StagePlacement, between
 from meshwright.cost.layers.rank_groups import halves
 from meshwright.cost.memory.device_memory import names_held, stages_of
 from meshwright.cost.runtime import Runtime, cut_of
@@ -21,7 +21,9 @@ from meshwright.plans import OPTIMIZERS, Job, Pipeline, Plan
 from meshwright.plans.spans import alike, layers_of
 
 Array = Any
-Sites = list[list[tuple[Site, int]]]  # of every stage: one device of each sort, with its position in the stage
+Sites = list[
+    list[tuple[StagePlacement, int]]
+]  # of every stage: one device of each sort, with its position in the stage
 
 
 def gradient_seconds(
@@ -40,13 +42,13 @@ def gradient_seconds(
 
 
 def _reduced(
-    job: Job, pipeline: Pipeline, mine: list[int], sites: list[Site], codecs: Mapping[str, Codec]
+    job: Job, pipeline: Pipeline, mine: list[int], sites: list[StagePlacement], codecs: Mapping[str, Codec]
 ) -> tuple[float, float]:
     """The same for one sort of device, whose place in each stage is given."""
     total, tied = Settled(), 0.0
     for s, site in zip(mine, sites, strict=True):
         for span in pipeline.stages[s].spans:
-            ways = Ways.of(span, 1, job, site)
+            ways = LayerConfig.of(span, 1, job, site)
             for codec, layers in _by_codec(layers_of(job.model, span.layers), codecs):
                 total = total.after(settled(layers, ways, site, codec))
         tied += _tied(job, pipeline, s, mine, site)
@@ -79,7 +81,7 @@ class Settled:
         )  # fmt: skip
 
 
-def settled(layers: Sequence[Layer], ways: Ways, site: Site, codec: Codec | None = None) -> Settled:
+def settled(layers: Sequence[Layer], ways: LayerConfig, site: StagePlacement, codec: Codec | None = None) -> Settled:
     """Gradients of some layers summed over their replicas, compressed or not; parameters gathered after the update."""
     total, zero, runtime = Settled(), np.asarray(ways.zero), site.runtime
     for held in parameter_groups(layers, ways):
@@ -108,7 +110,7 @@ def settled(layers: Sequence[Layer], ways: Ways, site: Site, codec: Codec | None
     return total.after(Settled(each * (zero == 1), each * ((zero == 1) | (zero == 2))))
 
 
-def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Site) -> float:
+def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: StagePlacement) -> float:
     """A head whose weights live on another stage sums its gradients with the embedding's (Megatron: first and last)."""
     held = names_held(job, pipeline, mine)
     seconds = 0.0
@@ -128,17 +130,17 @@ def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) ->
     mine = stages_of(pipeline, group)
     sorts = max(len(sites[s]) for s in mine)
 
-    def on(stage: int, site: Site) -> float:
+    def on(stage: int, site: StagePlacement) -> float:
         spans = pipeline.stages[stage].spans
         return sum(
-            float(update_seconds(job, layers_of(job.model, span.layers), Ways.of(span, 1, job, site), site))
+            float(update_seconds(job, layers_of(job.model, span.layers), LayerConfig.of(span, 1, job, site), site))
             for span in spans
         )
 
     return max(sum(on(s, sites[s][min(sort, len(sites[s]) - 1)][0]) for s in mine) for sort in range(sorts))
 
 
-def update_seconds(job: Job, layers: Sequence[Layer], ways: Ways, site: Site) -> Array:
+def update_seconds(job: Job, layers: Sequence[Layer], ways: LayerConfig, site: StagePlacement) -> Array:
     """The states of some layers on one device; offloaded ones are updated by the host's processors."""
     seconds: Array = 0.0
     bare = job.optimizer in site.runtime.without_master
@@ -156,7 +158,7 @@ def update_seconds(job: Job, layers: Sequence[Layer], ways: Ways, site: Site) ->
     return seconds
 
 
-def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: Array, site: Site) -> Array:
+def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: Array, site: StagePlacement) -> Array:
     """Muon: five Newton-Schulz steps per matrix of m x n, m the smaller: 4 m^2 n + 2 m^3 FLOPs each (Jordan, 2024)."""
     flops: Array = 0.0
     for layer, number in alike(layers):
@@ -179,9 +181,9 @@ def between_pipelines(job: Job, plan: Plan, runtime: Runtime, constants: Constan
             held = 0.0
             for s in stages_of(pipeline, group):
                 stage = pipeline.stages[s]
-                site = Site.of(job, stage.ranks, job.cluster.group_index(stage.ranks[0]), runtime, constants)
+                site = StagePlacement.of(job, stage.ranks, job.cluster.group_index(stage.ranks[0]), runtime, constants)
                 for span in stage.spans:
-                    ways = Ways.of(span, 1, job, site)
+                    ways = LayerConfig.of(span, 1, job, site)
                     for part in parameter_groups(layers_of(job.model, span.layers), ways):
                         held += part.trained / (part.replicas.shards if span.zero else 1)
             home = job.cluster.groups[touched[0]]

@@ -80,7 +80,7 @@ def _zero(found: Fit) -> Fit:
 
 
 def _instances(found: Fit) -> Fit:
-    """Copies of the distributed optimizer; the experts' states are cut into as many copies."""
+    """ReplicaSync of the distributed optimizer; the experts' states are cut into as many copies."""
     strategy = found.uniform.strategy
     if not strategy.zero_group or strategy.zero_group == strategy.replicas:
         return found

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from meshwright.cost.memory.transient import loss_chunk
 from meshwright.run.kernels.device import fused
-from meshwright.run.mesh.collectives import ALONE, Line
+from meshwright.run.mesh.collectives import ALONE, AxisGroup
 
 
 def linear_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, line: Line = ALONE, first: int = 0, *, chunk: int = 0,
+    hidden: Tensor, weight: Tensor, targets: Tensor, axis: AxisGroup = ALONE, first: int = 0, *, chunk: int = 0,
     ignored: int = -100, again: bool = False,
 ) -> Tensor:  # fmt: skip
     """The sum over tokens of the cross entropy of `hidden @ weight.T`, in float32.
@@ -30,7 +30,7 @@ def linear_loss(
     tensor(16.)
     """
     chunk = chunk or int(loss_chunk(targets.numel()))
-    how = (line, first, chunk, ignored, again, torch.is_grad_enabled())
+    how = (axis, first, chunk, ignored, again, torch.is_grad_enabled())
     found: Tensor = _LinearLoss.apply(hidden, weight, targets, *how)
     return found
 
@@ -38,7 +38,7 @@ def linear_loss(
 class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, line: Line, first: int, chunk: int, ignored: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, axis: AxisGroup, first: int, chunk: int, ignored: int,
         again: bool, trains: bool,
     ) -> Tensor:  # fmt: skip
         flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
@@ -46,12 +46,12 @@ class _LinearLoss(torch.autograd.Function):
         dx = torch.empty_like(flat) if for_hidden else None
         dw: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=flat.device)
-        wide = _aligned(weight, line)
+        wide = _aligned(weight, axis)
         for start in range(0, len(flat), chunk):
             some = slice(start, start + chunk)
             logits = flat[some] @ wide.t()
             logits[:, len(weight) :] = -torch.inf  # tokens that do not exist have no probability, and get no gradient
-            losses, gradients = _losses(logits, targets[some], line, first, ignored, for_hidden or for_weight)
+            losses, gradients = _losses(logits, targets[some], axis, first, ignored, for_hidden or for_weight)
             total += losses.sum()
             if dx is not None:
                 torch.mm(gradients, wide, out=dx[some])
@@ -75,10 +75,10 @@ class _LinearLoss(torch.autograd.Function):
         return None if dx is None else dx.view(ctx.shape), dw, None, None, None, None, None, None, None
 
 
-def _aligned(weight: Tensor, line: Line) -> Tensor:
+def _aligned(weight: Tensor, axis: AxisGroup) -> Tensor:
     """With rows of zeros up to a multiple of 64: matrix units take others several times slower (50,257 tokens)."""
     missing = -len(weight) % 64
-    if not missing or line.size > 1 or not fused(weight):
+    if not missing or axis.size > 1 or not fused(weight):
         return weight
     return torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
 
@@ -93,14 +93,14 @@ def _scale(x: Tensor, by: Tensor) -> None:
 
 
 def _losses(
-    logits: Tensor, targets: Tensor, line: Line, first: int, ignored: int, gradients: bool
+    logits: Tensor, targets: Tensor, axis: AxisGroup, first: int, ignored: int, gradients: bool
 ) -> tuple[Tensor, Tensor]:
     """Return losses of (token,), and the gradients of their logits, which overwrite them."""
     if fused(logits):
         from meshwright.run.kernels.triton import cross_entropy as kernel
 
         most, total, chosen = kernel.statistics(logits, targets, first)
-        log_total, chosen = _over(line, most, total, chosen)
+        log_total, chosen = _over(axis, most, total, chosen)
         if gradients:
             kernel.to_gradients(logits, targets, log_total, first, ignored)
         return (log_total - chosen).where(targets != ignored, 0.0), logits
@@ -110,7 +110,7 @@ def _losses(
     most = wide.amax(dim=1)
     chosen = wide.gather(1, at.where(mine, 0)[:, None])[:, 0] * mine
     # In place wherever that can be: each copy of the logits would be the largest tensor of a step.
-    log_total, chosen = _over(line, most, (wide - most[:, None]).exp_().sum(dim=1), chosen)
+    log_total, chosen = _over(axis, most, (wide - most[:, None]).exp_().sum(dim=1), chosen)
     losses = (log_total - chosen).where(targets != ignored, 0.0)
     if not gradients:
         return losses, wide
@@ -119,12 +119,12 @@ def _losses(
     return losses, wide.mul_((targets != ignored)[:, None]).to(logits.dtype)
 
 
-def _over(line: Line, most: Tensor, total: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _over(axis: AxisGroup, most: Tensor, total: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The logarithm of the softmax's sum and the target's logit, over all members of the line."""
-    if line.size > 1:
+    if axis.size > 1:
         highest = most.clone()
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group=line.group)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=axis.group)
         both = torch.stack([total * (most - highest).exp(), chosen])
-        dist.all_reduce(both, group=line.group)
+        dist.all_reduce(both, group=axis.group)
         (total, chosen), most = both, highest
     return total.log() + most, chosen

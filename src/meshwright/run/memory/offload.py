@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.run.memory.checkpointing import Keeper, View
 from meshwright.run.memory.checkpointing import storage as storage_of
-from meshwright.run.memory.offload_share import Evenly
+from meshwright.run.memory.offload_share import OffloadShare
 from meshwright.run.torch_private import StorageWeakRef
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Place:
     """Where so much of a span's activations goes: `cpu`, or another device."""
 
     device: str
-    share: Evenly
+    share: OffloadShare
 
 
 def offload(
@@ -47,7 +47,7 @@ def offload(
     >>> from meshwright.models import Model
     >>> from meshwright.run.models import build
     >>> decoder = build(Model.preset("tiny-llama"))
-    >>> offload(decoder, [Place("cpu", Evenly(1.0))])
+    >>> offload(decoder, [Place("cpu", OffloadShare(1.0))])
     >>> type(decoder.layer("block.0.mlp").keeper).__name__
     'Elsewhere'
     """

@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 @dataclass
-class Evenly:
+class OffloadShare:
     """Takes things one after the other, so that what is taken stays as close to the fraction as sizes allow.
 
-    >>> half = Evenly(0.5)
+    >>> half = OffloadShare(0.5)
     >>> [half.takes(8) for _ in range(4)]
     [True, False, True, False]
     """
@@ -40,7 +40,7 @@ def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[
     >>> [on_host(weight) for weight in weights]
     [True, False, True, False]
     """
-    share = Evenly(fraction)
+    share = OffloadShare(fraction)
     for weight in sorted(weights, key=lambda weight: weight not in always):
         if share.takes(weight.numel(), must=weight in always):
             weight.states_on_host = True

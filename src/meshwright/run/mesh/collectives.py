@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Line:
+class AxisGroup:
     """The processes along one axis of a grid, as one of them sees it."""
 
     size: int = 1
@@ -23,46 +23,46 @@ class Line:
     group: Any = None  # a process group; None where there is one member
 
 
-ALONE = Line()
+ALONE = AxisGroup()
 scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
 gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _gathered(x: Tensor, line: Line, dim: int) -> Tensor:
-    parts = [torch.empty_like(x) for _ in range(line.size)]
-    dist.all_gather(parts, x.contiguous(), group=line.group)
+def _gathered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
+    parts = [torch.empty_like(x) for _ in range(axis.size)]
+    dist.all_gather(parts, x.contiguous(), group=axis.group)
     return torch.cat(parts, dim=dim)
 
 
-def _summed(x: Tensor, line: Line) -> Tensor:
+def _summed(x: Tensor, axis: AxisGroup) -> Tensor:
     total = x.contiguous().clone()
-    dist.all_reduce(total, group=line.group)
+    dist.all_reduce(total, group=axis.group)
     return total
 
 
-def _scattered(x: Tensor, line: Line, dim: int) -> Tensor:
+def _scattered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
     """The own piece of the sum."""
-    pieces = [piece.contiguous() for piece in x.chunk(line.size, dim=dim)]
+    pieces = [piece.contiguous() for piece in x.chunk(axis.size, dim=dim)]
     found = torch.empty_like(pieces[0])
-    scatter_tensor(found, torch.cat(pieces), group=line.group)
+    scatter_tensor(found, torch.cat(pieces), group=axis.group)
     return found
 
 
-def _exchanged(x: Tensor, line: Line, cut: int, join: int) -> Tensor:
-    pieces = torch.stack(x.chunk(line.size, dim=cut)).contiguous()
+def _exchanged(x: Tensor, axis: AxisGroup, cut: int, join: int) -> Tensor:
+    pieces = torch.stack(x.chunk(axis.size, dim=cut)).contiguous()
     found = torch.empty_like(pieces)
-    dist.all_to_all_single(found, pieces, group=line.group)
+    dist.all_to_all_single(found, pieces, group=axis.group)
     return torch.cat(found.unbind(), dim=join)
 
 
-def _shifted(x: Tensor, line: Line, by: int) -> Tensor:
+def _shifted(x: Tensor, axis: AxisGroup, by: int) -> Tensor:
     """From the member `by` places before, in a ring."""
     x = x.contiguous()
     found = torch.empty_like(x)
-    there, here = ((line.rank + step) % line.size for step in (by, -by))
+    there, here = ((axis.rank + step) % axis.size for step in (by, -by))
     work = [
-        dist.P2POp(dist.isend, x, group=line.group, group_peer=there),
-        dist.P2POp(dist.irecv, found, group=line.group, group_peer=here),
+        dist.P2POp(dist.isend, x, group=axis.group, group_peer=there),
+        dist.P2POp(dist.irecv, found, group=axis.group, group_peer=here),
     ]
     for one in dist.batch_isend_irecv(work):
         one.wait()
@@ -82,71 +82,71 @@ class _Pair(torch.autograd.Function):
         return ctx.back(grads[0]), None, None
 
 
-def _through(x: Tensor, line: Line, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+def _through(x: Tensor, axis: AxisGroup, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
     """One way forward and one backward; nothing where there is one member."""
-    found: Tensor = x if line.size == 1 else _Pair.apply(x, there, back)
+    found: Tensor = x if axis.size == 1 else _Pair.apply(x, there, back)
     return found
 
 
-def copied(x: Tensor, line: Line) -> Tensor:
+def copied(x: Tensor, axis: AxisGroup) -> Tensor:
     """The same on all members, whose gradients are summed."""
-    return _through(x, line, lambda t: t.view_as(t), lambda g: _summed(g, line))
+    return _through(x, axis, lambda t: t.view_as(t), lambda g: _summed(g, axis))
 
 
-def summed(x: Tensor, line: Line) -> Tensor:
+def summed(x: Tensor, axis: AxisGroup) -> Tensor:
     """The sum over all members, each of whom gets its gradient."""
-    return _through(x, line, lambda t: _summed(t, line), lambda g: g)
+    return _through(x, axis, lambda t: _summed(t, axis), lambda g: g)
 
 
-def gathered(x: Tensor, line: Line, dim: int) -> Tensor:
+def gathered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
     """All pieces; gradients of a piece are summed."""
-    return _through(x, line, lambda t: _gathered(t, line, dim), lambda g: _scattered(g, line, dim))
+    return _through(x, axis, lambda t: _gathered(t, axis, dim), lambda g: _scattered(g, axis, dim))
 
 
-def scattered(x: Tensor, line: Line, dim: int) -> Tensor:
+def scattered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
     """The own piece of the sum over all members."""
-    return _through(x, line, lambda t: _scattered(t, line, dim), lambda g: _gathered(g, line, dim))
+    return _through(x, axis, lambda t: _scattered(t, axis, dim), lambda g: _gathered(g, axis, dim))
 
 
-def exchanged(x: Tensor, line: Line, cut: int, join: int) -> Tensor:
+def exchanged(x: Tensor, axis: AxisGroup, cut: int, join: int) -> Tensor:
     """All-to-all: a piece along one dimension to every member, their pieces joined along another."""
-    return _through(x, line, lambda t: _exchanged(t, line, cut, join), lambda g: _exchanged(g, line, join, cut))
+    return _through(x, axis, lambda t: _exchanged(t, axis, cut, join), lambda g: _exchanged(g, axis, join, cut))
 
 
-def shifted(x: Tensor, line: Line) -> Tensor:
+def shifted(x: Tensor, axis: AxisGroup) -> Tensor:
     """What the member before has, in a ring."""
-    return _through(x, line, lambda t: _shifted(t, line, 1), lambda g: _shifted(g, line, -1))
+    return _through(x, axis, lambda t: _shifted(t, axis, 1), lambda g: _shifted(g, axis, -1))
 
 
-def parted(x: Tensor, line: Line, dim: int) -> Tensor:
+def parted(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
     """The own piece of what all members have alike; all get the whole gradient."""
-    return _through(x, line, lambda t: _piece(t, line, dim), lambda g: _gathered(g, line, dim))
+    return _through(x, axis, lambda t: _piece(t, axis, dim), lambda g: _gathered(g, axis, dim))
 
 
-def joined(x: Tensor, line: Line, dim: int) -> Tensor:
+def joined(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
     """All pieces, which all members then have alike: of a gradient that is the same everywhere each takes its piece."""
-    return _through(x, line, lambda t: _gathered(t, line, dim), lambda g: _piece(g, line, dim))
+    return _through(x, axis, lambda t: _gathered(t, axis, dim), lambda g: _piece(g, axis, dim))
 
 
-def _piece(x: Tensor, line: Line, dim: int) -> Tensor:
-    return x.chunk(line.size, dim=dim)[line.rank].contiguous()
+def _piece(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
+    return x.chunk(axis.size, dim=dim)[axis.rank].contiguous()
 
 
-def most(count: int, line: Line, device: torch.device) -> int:
+def most(count: int, axis: AxisGroup, device: torch.device) -> int:
     """Return the largest count of all members."""
-    if line.size == 1:
+    if axis.size == 1:
         return count
     found = torch.tensor(count, device=device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=line.group)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=axis.group)
     return int(found)
 
 
-def dispatched(x: Tensor, line: Line, sent: list[int], received: list[int]) -> Tensor:
+def dispatched(x: Tensor, axis: AxisGroup, sent: list[int], received: list[int]) -> Tensor:
     """Rows to every member, so many each; what they send, one below the other."""
 
     def there(t: Tensor, out: list[int], back: list[int]) -> Tensor:
         found = t.new_empty(sum(back), *t.shape[1:])
-        dist.all_to_all_single(found, t.contiguous(), back, out, group=line.group)
+        dist.all_to_all_single(found, t.contiguous(), back, out, group=axis.group)
         return found
 
-    return _through(x, line, lambda t: there(t, sent, received), lambda g: there(g, received, sent))
+    return _through(x, axis, lambda t: there(t, sent, received), lambda g: there(g, received, sent))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.plans.strategy import Strategy
-from meshwright.run.mesh.collectives import ALONE, Line, copied, gathered, scattered, summed
+from meshwright.run.mesh.collectives import ALONE, AxisGroup, copied, gathered, scattered, summed
 from meshwright.run.torch_private import group_timeout
 
 Groups = dict[str, Any]  # process groups by the ranks they join
@@ -22,29 +22,29 @@ Groups = dict[str, Any]  # process groups by the ranks they join
 class Shards:
     """Replicas that share one set of shards, and those that hold the same shard of other sets."""
 
-    line: Line = ALONE
-    copies: Line = ALONE
+    axis: AxisGroup = ALONE
+    copies: AxisGroup = ALONE
     ranks: Sequence[Sequence[int]] = ()  # (set, shard), of which this process is one
 
 
 @dataclass(frozen=True)
-class Lane:
+class SpanMesh:
     """One process in the grid of a span; the default stands alone."""
 
-    tp: Line = ALONE
-    ulysses: Line = ALONE
-    ring: Line = ALONE
-    dp: Line = ALONE
-    replicas: Line = ALONE  # that hold the same parameters and see other tokens
-    ep: Line = ALONE  # experts fold over the same processes: etp over adjacent ones, then ep, then their replicas
-    etp: Line = ALONE
-    expert_replicas: Line = ALONE
+    tp: AxisGroup = ALONE
+    ulysses: AxisGroup = ALONE
+    ring: AxisGroup = ALONE
+    dp: AxisGroup = ALONE
+    replicas: AxisGroup = ALONE  # that hold the same parameters and see other tokens
+    ep: AxisGroup = ALONE  # experts fold over the same processes: etp over adjacent ones, then ep, then their replicas
+    etp: AxisGroup = ALONE
+    expert_replicas: AxisGroup = ALONE
     shards: Shards = Shards()  # how ZeRO cuts what the replicas hold
     expert_shards: Shards = Shards()
-    alone: Line = ALONE  # this process, as a group of its own where one is needed
-    everyone: Line = ALONE  # that share the tokens of a micro-batch
-    fellows: Line = ALONE  # that share the tokens of the same samples
-    sharers: Mapping[int, Line] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
+    alone: AxisGroup = ALONE  # this process, as a group of its own where one is needed
+    everyone: AxisGroup = ALONE  # that share the tokens of a micro-batch
+    fellows: AxisGroup = ALONE  # that share the tokens of the same samples
+    sharers: Mapping[int, AxisGroup] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
     sp: bool = False
     uneven: bool = False  # replicas take unequal shares of the samples
     chunks: int = 1  # that the sums of tensor parallelism are cut into
@@ -52,7 +52,7 @@ class Lane:
     @staticmethod
     def of(
         strategy: Strategy, ranks: tuple[int, ...], made: Groups | None = None, kv_heads: Iterable[int] = ()
-    ) -> Lane:
+    ) -> SpanMesh:
         """Every process of the world calls this for every span, in the same order.
 
         `made` keeps groups by the processes they join: each has threads and connections of its own.
@@ -62,18 +62,20 @@ class Lane:
         grid = torch.tensor(ranks).reshape([getattr(strategy, axis) for axis in names])
         folded = torch.tensor(ranks).reshape(-1, strategy.ep, strategy.etp)
         made = {} if made is None else made
-        tp, ulysses, ring, dp = (_line(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp"))
-        replicas = _line(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")], made)
-        others, ep, etp = (_line(folded, [dim], made) for dim in range(3))
+        tp, ulysses, ring, dp = (_axis_group(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp"))
+        replicas = _axis_group(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")], made)
+        others, ep, etp = (_axis_group(folded, [dim], made) for dim in range(3))
         apart = [names.index(axis) for axis in names if axis != "tp"]
         shards = _shards(grid, apart, strategy.shards(replicas.size), made)
         expert_shards = _shards(folded, [0], strategy.shards(others.size), made)
         sharers = {strategy.tp // heads for heads in kv_heads if heads and strategy.tp > heads}
-        among = {few: _shards(grid, [names.index("tp")], few, made).line for few in sorted(sharers)}
-        everyone = _line(grid, list(range(grid.dim())), made)
-        fellows = _line(grid, [names.index(axis) for axis in names if axis != "dp"], made)
+        among = {few: _shards(grid, [names.index("tp")], few, made).axis for few in sorted(sharers)}
+        everyone = _axis_group(grid, list(range(grid.dim())), made)
+        fellows = _axis_group(grid, [names.index(axis) for axis in names if axis != "dp"], made)
         whole = (tp, ulysses, ring, dp, replicas, ep, etp, others)
-        return Lane(*whole, shards, expert_shards, ALONE, everyone, fellows, among, strategy.sp, bool(strategy.shares))
+        return SpanMesh(
+            *whole, shards, expert_shards, ALONE, everyone, fellows, among, strategy.sp, bool(strategy.shares)
+        )
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
@@ -96,10 +98,10 @@ class Lane:
 
     def inside(self, x: Tensor, dim: int = 1) -> Tensor:
         """The part that attention sees after Ulysses' exchange."""
-        return Lane(ring=self.ring).own(x, dim)
+        return SpanMesh(ring=self.ring).own(x, dim)
 
 
-def _line(grid: Tensor, kept: list[int], made: Groups) -> Line:
+def _axis_group(grid: Tensor, kept: list[int], made: Groups) -> AxisGroup:
     """The processes that differ from this one in some dimensions of a grid only; `made`: groups that there are."""
     size = prod(grid.shape[i] for i in kept)
     if size == 1:
@@ -109,7 +111,7 @@ def _line(grid: Tensor, kept: list[int], made: Groups) -> Line:
     if str(every) not in made:
         made[str(every)] = dist.new_subgroups_by_enumeration(every, timeout=group_timeout())[0]
     mine: list[int] = next((row for row in every if dist.get_rank() in row), [])
-    return Line(size, mine.index(dist.get_rank()) if mine else 0, made[str(every)])
+    return AxisGroup(size, mine.index(dist.get_rank()) if mine else 0, made[str(every)])
 
 
 def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
@@ -117,7 +119,7 @@ def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
     rest = [i for i in range(grid.dim()) if i not in kept]
     flat = grid.permute(*rest, *kept).reshape(-1, prod(grid.shape[i] for i in kept) // few, few)
     mine = [table for table in flat.tolist() if any(dist.get_rank() in row for row in table)]
-    return Shards(_line(flat, [2], made), _line(flat, [1], made), mine[0] if mine else [])
+    return Shards(_axis_group(flat, [2], made), _axis_group(flat, [1], made), mine[0] if mine else [])
 
 
-ONE = Lane()  # no cut at all
+ONE = SpanMesh()  # no cut at all

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.mesh.collectives import Line
+from meshwright.run.mesh.collectives import AxisGroup
 
 Balance = Literal["sample", "batch"]
 
@@ -63,7 +63,7 @@ class Totals:
         default_factory=dict
     )  # of a layer: rows of every expert, tokens, weight of the step
 
-    def add(self, layer: str, rows: Tensor, tokens: Tensor, weight: Tensor, everyone: Line) -> None:
+    def add(self, layer: str, rows: Tensor, tokens: Tensor, weight: Tensor, everyone: AxisGroup) -> None:
         """Count a layer's rows on all processes; a layer that is run again counts once."""
         if layer in self.rows:
             return
@@ -79,10 +79,10 @@ class Totals:
         return (len(found[0]) - 2) * found[0, -1] * found[:, :-2].sum(dim=0) / tokens.square()
 
 
-def sample_gradient(rows: Tensor, tokens: Tensor, weight: Tensor, fellows: Line) -> Tensor:
+def sample_gradient(rows: Tensor, tokens: Tensor, weight: Tensor, fellows: AxisGroup) -> Tensor:
     """Return the gradient of (sample, expert) sums of scores, from the rows of the own tokens.
 
-    >>> sample_gradient(torch.tensor([[2.0, 2.0]]), torch.tensor([4.0]), torch.tensor([4.0]), Line())
+    >>> sample_gradient(torch.tensor([[2.0, 2.0]]), torch.tensor([4.0]), torch.tensor([4.0]), AxisGroup())
     tensor([[1., 1.]])
     """
     if fellows.size > 1:

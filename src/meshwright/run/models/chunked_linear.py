@@ -14,33 +14,33 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.run.mesh.collectives import Line, gather_tensor, scatter_tensor
+from meshwright.run.mesh.collectives import AxisGroup, gather_tensor, scatter_tensor
 
 _Arriving = tuple[Tensor, Any]  # where it will be, and what to wait for
 
 
-def chunked_enter(x: Tensor, weight: Tensor, line: Line, chunks: int, *, sp: bool) -> Tensor:
+def chunked_enter(x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, *, sp: bool) -> Tensor:
     """`x @ weight.T` for all tokens of the members, of (batch, token, width); under `sp` each brings its own tokens."""
-    found: Tensor = _Enter.apply(x, weight, line, chunks, sp)
+    found: Tensor = _Enter.apply(x, weight, axis, chunks, sp)
     return found
 
 
-def chunked_leave(x: Tensor, weight: Tensor, line: Line, chunks: int, *, sp: bool) -> Tensor:
+def chunked_leave(x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, *, sp: bool) -> Tensor:
     """`x @ weight.T` of (batch, token, width), summed over the members; under `sp` the own tokens of the sum."""
-    found: Tensor = _Leave.apply(x, weight, line, chunks, sp)
+    found: Tensor = _Leave.apply(x, weight, axis, chunks, sp)
     return found
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, line: Line, chunks: int, sp: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, sp: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.line, ctx.sp, ctx.chunks = line, sp, chunks
+        ctx.axis, ctx.sp, ctx.chunks = axis, sp, chunks
         if not sp:
             return functional.linear(x, weight)
-        arriving = [_gather(piece, line) for piece in x.chunk(chunks, dim=1)]
-        out = x.new_empty(x.shape[0], x.shape[1] * line.size, weight.shape[0])
-        for view, (whole, work) in zip(_split(out, line, chunks, sp), arriving, strict=True):
+        arriving = [_gather(piece, axis) for piece in x.chunk(chunks, dim=1)]
+        out = x.new_empty(x.shape[0], x.shape[1] * axis.size, weight.shape[0])
+        for view, (whole, work) in zip(_split(out, axis, chunks, sp), arriving, strict=True):
             work.wait()
             view.copy_(functional.linear(whole, weight).transpose(0, 1))
         return out
@@ -48,11 +48,11 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, weight = ctx.saved_tensors
-        line, sp, chunks = ctx.line, ctx.sp, ctx.chunks
+        axis, sp, chunks = ctx.axis, ctx.sp, ctx.chunks
         pieces = list(x.chunk(chunks, dim=1))
-        arriving = [_gather(piece, line) if sp else (piece, None) for piece in pieces]
-        some = _split(grads[0], line, chunks, sp)
-        leaving = [_sum(each @ weight, line, sp) for each in some]
+        arriving = [_gather(piece, axis) if sp else (piece, None) for piece in pieces]
+        some = _split(grads[0], axis, chunks, sp)
+        leaving = [_sum(each @ weight, axis, sp) for each in some]
         dw = torch.zeros_like(weight)
         for each, (whole, work) in zip(some, arriving, strict=True):
             if work is not None:
@@ -64,21 +64,21 @@ class _Enter(torch.autograd.Function):
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, line: Line, chunks: int, sp: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, sp: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.line, ctx.sp, ctx.chunks = line, sp, chunks
-        return _all([_sum(functional.linear(some, weight), line, sp) for some in _split(x, line, chunks, sp)])
+        ctx.axis, ctx.sp, ctx.chunks = axis, sp, chunks
+        return _all([_sum(functional.linear(some, weight), axis, sp) for some in _split(x, axis, chunks, sp)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, weight = ctx.saved_tensors
-        line, sp, chunks = ctx.line, ctx.sp, ctx.chunks
+        axis, sp, chunks = ctx.axis, ctx.sp, ctx.chunks
         pieces = list(grads[0].chunk(chunks, dim=1))
-        arriving = [_gather(piece, line) if sp else (piece, None) for piece in pieces]
+        arriving = [_gather(piece, axis) if sp else (piece, None) for piece in pieces]
         dx = torch.empty_like(x)
         dw = torch.zeros_like(weight)
-        views = _split(dx, line, chunks, sp)
-        for some, view, (whole, work) in zip(_split(x, line, chunks, sp), views, arriving, strict=True):
+        views = _split(dx, axis, chunks, sp)
+        for some, view, (whole, work) in zip(_split(x, axis, chunks, sp), views, arriving, strict=True):
             if work is not None:
                 work.wait()
                 whole = whole.transpose(0, 1)
@@ -87,20 +87,20 @@ class _Leave(torch.autograd.Function):
         return dx, dw, None, None, None
 
 
-def _gather(piece: Tensor, line: Line) -> _Arriving:
+def _gather(piece: Tensor, axis: AxisGroup) -> _Arriving:
     """A chunk of the tokens of every member: (member, batch, token, width)."""
     piece = piece.contiguous()
-    whole = piece.new_empty(line.size, *piece.shape)
-    return whole, gather_tensor(whole.flatten(0, 1), piece, group=line.group, async_op=True)
+    whole = piece.new_empty(axis.size, *piece.shape)
+    return whole, gather_tensor(whole.flatten(0, 1), piece, group=axis.group, async_op=True)
 
 
-def _sum(partial: Tensor, line: Line, sp: bool) -> _Arriving:
+def _sum(partial: Tensor, axis: AxisGroup, sp: bool) -> _Arriving:
     """A chunk over all members; under sequence parallelism (batch, member, token, width) -> the own tokens."""
     if not sp:
         partial = partial.contiguous()
-        return partial, dist.all_reduce(partial, group=line.group, async_op=True)
+        return partial, dist.all_reduce(partial, group=axis.group, async_op=True)
     part = partial.new_empty(partial[:, 0].shape)
-    return part, scatter_tensor(part, partial.transpose(0, 1).flatten(0, 1), group=line.group, async_op=True)
+    return part, scatter_tensor(part, partial.transpose(0, 1).flatten(0, 1), group=axis.group, async_op=True)
 
 
 def _all(arriving: list[_Arriving]) -> Tensor:
@@ -109,8 +109,8 @@ def _all(arriving: list[_Arriving]) -> Tensor:
     return torch.cat([part for part, _ in arriving], dim=1)
 
 
-def _split(x: Tensor, line: Line, chunks: int, sp: bool) -> list[Tensor]:
+def _split(x: Tensor, axis: AxisGroup, chunks: int, sp: bool) -> list[Tensor]:
     """Chunks of tokens; under sequence parallelism of the tokens of every member, side by side: (batch, member, ...)."""
     if not sp:
         return list(x.chunk(chunks, dim=1))
-    return list(x.unflatten(1, (line.size, -1)).chunk(chunks, dim=2))
+    return list(x.unflatten(1, (axis.size, -1)).chunk(chunks, dim=2))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.run.mesh.mesh import ONE, Lane
+from meshwright.run.mesh.mesh import ONE, SpanMesh
 from meshwright.run.mesh.shards import Interval
 from meshwright.run.models.balance import Totals
 from meshwright.run.models.dropout import Masks, dropped
@@ -25,7 +25,7 @@ class Context:
     positions: Tensor  # (batch, own tokens)
     length: int  # tokens of a whole sample
     documents: Tensor | None = None  # (batch, sequence): number of the document, where several are packed
-    lane: Lane = ONE
+    mesh: SpanMesh = ONE
     divisor: float = 0.0  # of losses that layers add themselves; 0: they add none
     halved: bool = False  # the backward pass comes in two halves: input gradients, then weight gradients
     masks: Masks | None = None  # of dropout; None: nothing is dropped
@@ -39,7 +39,7 @@ class Context:
 
     @staticmethod
     def of(
-        tokens: Tensor, documents: Tensor | None = None, lane: Lane = ONE, divisor: float = 0.0, *, halved: bool = False,
+        tokens: Tensor, documents: Tensor | None = None, mesh: SpanMesh = ONE, divisor: float = 0.0, *, halved: bool = False,
         masks: Masks | None = None, whole: Totals | None = None,
     ) -> Context:  # fmt: skip
         """From whole samples; positions count from the start of a sample, or of a document."""
@@ -48,12 +48,12 @@ class Context:
             new = torch.ones_like(documents, dtype=torch.bool)
             new[:, 1:] = documents[:, 1:] != documents[:, :-1]
             count = count - torch.where(new, count, 0).cummax(dim=1).values
-        return Context(lane.own(count), tokens.shape[1], documents, lane, divisor, halved, masks, whole)
+        return Context(mesh.own(count), tokens.shape[1], documents, mesh, divisor, halved, masks, whole)
 
     def places(self) -> Tensor:
         """Return where the own tokens of the residual stream stand in their samples, whatever documents these hold."""
-        place = self.lane.own(torch.arange(self.length, device=self.positions.device), dim=0)
-        return place.chunk(self.lane.tp.size)[self.lane.tp.rank] if self.lane.sp else place
+        place = self.mesh.own(torch.arange(self.length, device=self.positions.device), dim=0)
+        return place.chunk(self.mesh.tp.size)[self.mesh.tp.rank] if self.mesh.sp else place
 
     def dropped(self, x: Tensor, site: str, rate: float) -> Tensor:
         """Return what the residual stream gets of (sample, token, channel) after dropout."""
@@ -61,7 +61,7 @@ class Context:
 
     def keys(self, source: int) -> list[Interval]:
         """Return the places of the keys that a member of the ring has."""
-        size = self.lane.ring.size
+        size = self.mesh.ring.size
         if size == 1:
             return [(0, self.length)]
         piece = self.length // (2 * size)
@@ -73,15 +73,15 @@ class Context:
         Where members of a tensor-parallel line have the same tokens, each routes some of them.
         """
         if not self.routed:
-            lane = self.lane
+            mesh = self.mesh
             sample = torch.arange(len(self.positions), device=self.positions.device)[:, None].expand_as(self.positions)
             if self.documents is not None:
-                sample = sample.where(lane.own(self.documents) >= 0, -1)
-            if lane.sp:
-                sample = sample.chunk(lane.tp.size, dim=1)[lane.tp.rank]
-            flat, members = sample.flatten(), 1 if lane.sp else lane.tp.size
+                sample = sample.where(mesh.own(self.documents) >= 0, -1)
+            if mesh.sp:
+                sample = sample.chunk(mesh.tp.size, dim=1)[mesh.tp.rank]
+            flat, members = sample.flatten(), 1 if mesh.sp else mesh.tp.size
             flat = torch.nn.functional.pad(flat, (0, -len(flat) % members), value=-1)
-            self.routed.append(flat.chunk(members)[0 if members == 1 else lane.tp.rank])
+            self.routed.append(flat.chunk(members)[0 if members == 1 else mesh.tp.rank])
         return self.routed[0]
 
     def sizes(self) -> tuple[Tensor, Tensor]:
@@ -126,10 +126,10 @@ class Context:
 
         Keys are those of the process itself, or of a `source` in its ring.
         """
-        ring = self.lane.ring
+        ring = self.mesh.ring
         if ring.size == 1 and self.documents is None and not window:
             return None
-        mine = self.lane
+        mine = self.mesh
         theirs = mine if source is None else replace(mine, ring=replace(ring, rank=source))
         place = torch.arange(self.length, device=self.positions.device)[None]
         behind = mine.inside(place)[:, None, :, None] - theirs.inside(place)[:, None, None, :]

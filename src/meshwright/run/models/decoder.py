@@ -45,17 +45,17 @@ class Embedding(nn.Module):
         return context.dropped(self._found(tokens, context), self.layer_name, self.dropout)
 
     def _found(self, tokens: Tensor, context: Context) -> Tensor:
-        lane, table = context.lane, self.tokens.weight
-        if lane.tp.size == 1:
+        mesh, table = context.mesh, self.tokens.weight
+        if mesh.tp.size == 1:
             found = functional.embedding(tokens, table)
             return found if self.positions is None else found + self.positions(context.positions)
         at = tokens - self.first
         mine = (at >= 0) & (at < len(table))
-        found = lane.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
+        found = mesh.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
         if self.positions is None:
             return found
         places = context.positions
-        return found + self.positions(places.chunk(lane.tp.size, dim=1)[lane.tp.rank] if lane.sp else places)
+        return found + self.positions(places.chunk(mesh.tp.size, dim=1)[mesh.tp.rank] if mesh.sp else places)
 
 
 class FinalNorm(nn.Module):
@@ -83,11 +83,11 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, context: Context, targets: Tensor | None = None) -> Tensor:
         """Logits, or the sum of losses where targets are given: then the logits never exist whole."""
-        x = context.lane.enter(x)
+        x = context.mesh.enter(x)
         return (
             functional.linear(x, self.weight)
             if targets is None
-            else linear_loss(x, self.weight, targets, context.lane.tp, self.first, again=context.halved)
+            else linear_loss(x, self.weight, targets, context.mesh.tp, self.first, again=context.halved)
         )
 
 

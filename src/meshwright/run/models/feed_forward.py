@@ -37,17 +37,17 @@ class FeedForward(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        lane = context.lane
-        later = self.up.in_chunks(lane) and not _apart(self.repeated, gated=self.shape.gated)
-        up = (lambda t: self.up.entered(t, lane)) if later else self.up
+        mesh = context.mesh
+        later = self.up.in_chunks(mesh) and not _apart(self.repeated, gated=self.shape.gated)
+        up = (lambda t: self.up.entered(t, mesh)) if later else self.up
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, lane, later=later), x)
+            normed, x = run("norm", lambda t: entered(self.norm, t, mesh, later=later), x)
             wide = widened(run, normed, up, self.repeated, gated=self.shape.gated)
             product = run("activation", lambda *t: inner(t, self.activation, gated=self.shape.gated), *wide)
             return x + run("down", lambda t: self._down(t, context), product)
 
     def _down(self, product: Tensor, context: Context) -> Tensor:
-        return context.dropped(self.down(product, context.lane), f"{self.layer_name}.down", self.shape.dropout)
+        return context.dropped(self.down(product, context.mesh), f"{self.layer_name}.down", self.shape.dropout)
 
 
 def widened(

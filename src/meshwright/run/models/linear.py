@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models.chunked_linear import chunked_enter, chunked_leave
 from meshwright.run.precision.matmul import linear
 from meshwright.run.precision.rounding import Watch
@@ -54,16 +54,16 @@ class Product(nn.Linear):
         self.requires_grad_(False)
         self.lora = Adapter(self.weight, rank)
 
-    def in_chunks(self, lane: Lane) -> bool:
+    def in_chunks(self, mesh: SpanMesh) -> bool:
         """Whether its collectives travel under it."""
-        return lane.chunks > 1 and self.lora is None and not self.computed_in
+        return mesh.chunks > 1 and self.lora is None and not self.computed_in
 
     def forward(self, x: Tensor) -> Tensor:
         return self.part(x, 0, 1)
 
-    def entered(self, x: Tensor, lane: Lane) -> Tensor:
+    def entered(self, x: Tensor, mesh: SpanMesh) -> Tensor:
         """Of what has not entered the tensor-parallel part yet: it does so in chunks."""
-        found = chunked_enter(x, self.weight, lane.tp, lane.chunks, sp=lane.sp)
+        found = chunked_enter(x, self.weight, mesh.tp, mesh.chunks, sp=mesh.sp)
         return found if self.bias is None else found + self.bias
 
     def part(self, x: Tensor, index: int, of: int) -> Tensor:
@@ -84,10 +84,10 @@ class Product(nn.Linear):
 class Row(Product):
     """Each member has some of the inputs, that is of the weight's columns: results are summed, the bias is added once."""
 
-    def forward(self, x: Tensor, lane: Lane) -> Tensor:  # type: ignore[override]
-        if self.in_chunks(lane):
-            found = chunked_leave(x, self.weight, lane.tp, lane.chunks, sp=lane.sp)
+    def forward(self, x: Tensor, mesh: SpanMesh) -> Tensor:  # type: ignore[override]
+        if self.in_chunks(mesh):
+            found = chunked_leave(x, self.weight, mesh.tp, mesh.chunks, sp=mesh.sp)
         else:
             found = self._times(x, self.weight, None)
-            found = lane.leave(found if self.lora is None else self.lora.added(found, x, self.lora.b))
+            found = mesh.leave(found if self.lora is None else self.lora.added(found, x, self.lora.b))
         return found if self.bias is None else found + self.bias

@@ -10,7 +10,7 @@ from torch.nn import functional
 from meshwright.models.feed_forward import Moe
 from meshwright.run.memory.checkpointing import Keeper, Run, operators, plainly
 from meshwright.run.mesh.collectives import ALONE, dispatched, gathered, joined, most, parted, scattered
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models.balance import Routed, sample_gradient, with_gradient
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import inner, widened
@@ -107,22 +107,22 @@ class Mixture(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        lane = context.lane
+        mesh = context.mesh
         with operators(self) as run:
             normed, x = run("norm", self.norm.beside, x)
             # Where all members of a tensor-parallel line have the same tokens, each routes some of them.
-            once = lane.tp if not lane.sp else ALONE
+            once = mesh.tp if not mesh.sp else ALONE
             flat = normed.flatten(0, 1)
             h = parted(functional.pad(flat, (0, 0, 0, -len(flat) % once.size)), once, 0)
             weights, experts, scores = self.router(h)
             if context.divisor and torch.is_grad_enabled():
                 weights = self._balanced(weights, Routed(scores, experts, context.samples_of_rows()), context)
             narrow = run("descend", self.descend, h) if self.shape.bottleneck else h
-            found = self._routed(run, narrow, weights, experts, lane)
+            found = self._routed(run, narrow, weights, experts, mesh)
             if self.shape.bottleneck:
                 found = run("ascend", self.ascend, found)
             x = x + joined(found, once, 0)[: len(flat)].view_as(x)
-            return x + self._shared(run, normed, lane) if self.shape.shared_width else x
+            return x + self._shared(run, normed, mesh) if self.shape.shared_width else x
 
     def _balanced(self, weights: Tensor, routed: Routed, context: Context) -> Tensor:
         """What keeps experts equally busy: a correction counts their rows, a loss adds to the gradient of the scores."""
@@ -135,51 +135,51 @@ class Mixture(nn.Module):
         rows, (tokens, weight) = routed.rows(samples), context.sizes()
         factor, sums = self.balance / context.divisor, routed.sums_of_scores(samples)
         if context.whole is None:
-            gradient = factor * sample_gradient(rows, tokens, weight, context.lane.fellows)
+            gradient = factor * sample_gradient(rows, tokens, weight, context.mesh.fellows)
             return with_gradient(weights, sums, lambda: gradient)
         whole, own = context.whole, (routed.samples >= 0).sum().float()
         # Fellows have the same samples, and each a part of their weight.
         whole.add(
-            self.layer_name, rows.sum(dim=0), own, weight.sum() / context.lane.fellows.size, context.lane.everyone
+            self.layer_name, rows.sum(dim=0), own, weight.sum() / context.mesh.fellows.size, context.mesh.everyone
         )
         return with_gradient(weights, sums.sum(dim=0), lambda: factor * whole.gradient())
 
-    def _routed(self, run: Run, h: Tensor, weights: Tensor, experts: Tensor, lane: Lane) -> Tensor:
+    def _routed(self, run: Run, h: Tensor, weights: Tensor, experts: Tensor, mesh: SpanMesh) -> Tensor:
         """Rows to the processes that have their experts, through them, and back.
 
         Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
         """
         own = len(h)
-        if lane.uneven:  # members' pieces must be equal: rows that weigh nothing are added
-            missing = most(own, lane.etp, h.device) - own
+        if mesh.uneven:  # members' pieces must be equal: rows that weigh nothing are added
+            missing = most(own, mesh.etp, h.device) - own
             h, weights, experts = (functional.pad(part, (0, 0, 0, missing)) for part in (h, weights, experts))
-        h, weights = (gathered(part, lane.etp, 0) for part in (h, weights))
-        experts = gathered(experts, lane.etp, 0)
+        h, weights = (gathered(part, mesh.etp, 0) for part in (h, weights))
+        experts = gathered(experts, mesh.etp, 0)
         order = experts.flatten().argsort(stable=True)
         token = order // self.shape.top_k
         counts = torch.bincount(experts.flatten(), minlength=self.shape.experts)
-        rows = self._elsewhere(run, h, token, counts, lane) * weights.flatten()[order, None]
-        return scattered(torch.zeros_like(h).index_add(0, token, rows), lane.etp, 0)[:own]
+        rows = self._elsewhere(run, h, token, counts, mesh) * weights.flatten()[order, None]
+        return scattered(torch.zeros_like(h).index_add(0, token, rows), mesh.etp, 0)[:own]
 
-    def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, lane: Lane) -> Tensor:
+    def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, mesh: SpanMesh) -> Tensor:
         """Rows in the order of all experts, so many for each, through them wherever they are."""
-        if lane.ep.size == 1:
+        if mesh.ep.size == 1:
             found: Tensor = self.experts(run("dispatch", lambda t: t[token], h), counts, run)
             return found
         theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=lane.ep.group)
-        theirs = theirs.view(lane.ep.size, -1)  # (member, own expert): rows that it sends
-        sent, received = counts.view(lane.ep.size, -1).sum(dim=1).tolist(), theirs.sum(dim=1).tolist()
+        dist.all_to_all_single(theirs, counts, group=mesh.ep.group)
+        theirs = theirs.view(mesh.ep.size, -1)  # (member, own expert): rows that it sends
+        sent, received = counts.view(mesh.ep.size, -1).sum(dim=1).tolist(), theirs.sum(dim=1).tolist()
         # They arrive by member; experts want them by expert.
         own = torch.arange(theirs.shape[1], device=h.device)
-        order = own.repeat(lane.ep.size).repeat_interleave(theirs.flatten()).argsort(stable=True)
-        arrived = run("dispatch", lambda t: dispatched(t[token], lane.ep, sent, received)[order], h)
+        order = own.repeat(mesh.ep.size).repeat_interleave(theirs.flatten()).argsort(stable=True)
+        arrived = run("dispatch", lambda t: dispatched(t[token], mesh.ep, sent, received)[order], h)
         done = self.experts(arrived, theirs.sum(dim=0), run)
-        return dispatched(done[order.argsort()], lane.ep, received, sent)
+        return dispatched(done[order.argsort()], mesh.ep, received, sent)
 
-    def _shared(self, run: Run, normed: Tensor, lane: Lane) -> Tensor:
+    def _shared(self, run: Run, normed: Tensor, mesh: SpanMesh) -> Tensor:
         """Of all tokens; under tensor parallelism its width is cut as that of a dense layer."""
-        wide = widened(run, lane.enter(normed), self.shared_up, self.repeated, gated=True, prefix="shared_")
+        wide = widened(run, mesh.enter(normed), self.shared_up, self.repeated, gated=True, prefix="shared_")
         product = run("shared_activation", lambda *t: inner(t, self.experts.activation, gated=True), *wide)
-        found: Tensor = run("shared_down", lambda t: self.shared_down(t, lane), product)
+        found: Tensor = run("shared_down", lambda t: self.shared_down(t, mesh), product)
         return found * self.shared_gate(normed).sigmoid() if self.shape.shared_gate else found

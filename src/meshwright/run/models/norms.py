@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from meshwright.run.kernels import rms_norm, rms_norm_beside
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models.numerics import Numerics
 
 
@@ -33,7 +33,7 @@ def norm(kind: str, width: int, numerics: Numerics) -> RMSNorm | LayerNorm:
     return RMSNorm(width, eps=numerics.eps) if kind == "rms" else LayerNorm(width, eps=numerics.eps)
 
 
-def entered(norm: RMSNorm | LayerNorm, x: Tensor, lane: Lane, *, later: bool = False) -> tuple[Tensor, Tensor]:
+def entered(norm: RMSNorm | LayerNorm, x: Tensor, mesh: SpanMesh, *, later: bool = False) -> tuple[Tensor, Tensor]:
     """The norm of x on all members of a tensor-parallel line, and x for the residual; `later`: a product brings it in."""
     normed, x = norm.beside(x)
-    return normed if later else lane.enter(normed), x
+    return normed if later else mesh.enter(normed), x

@@ -82,7 +82,7 @@ class AdamW8bit(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def states(self, weight: Tensor) -> dict[str, Tensor]:
-        """Copies of both moments in the shape of the local weight, as float32 in host memory."""
+        """ReplicaSync of both moments in the shape of the local weight, as float32 in host memory."""
         own = local(weight.detach())
         return dict(zip(("first", "second"), _wide(self._state(weight)["moments"], own), strict=True))
 

@@ -13,10 +13,10 @@ _IN_A_ROW = 5  # spikes; after them the level has changed
 
 
 @dataclass
-class Guard:
+class LossSpikeGuard:
     """A running mean of the loss, and of its distance from the mean.
 
-    >>> guard = Guard()
+    >>> guard = LossSpikeGuard()
     >>> [guard.judge(loss) for loss in [2.0, 2.1] * 10 + [9.0, 2.0, math.nan]][-3:]
     [False, True, False]
     """

@@ -40,7 +40,7 @@ def decaying(weights: Iterable[Tensor], weight_decay: float) -> list[dict[str, A
 def visits(weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Send]]:
     """Every weight with its gradient in host memory, and what takes a new value of the weight.
 
-    Copies run beside the updates; whatever comes next on the device waits for the last of them.
+    ReplicaSync run beside the updates; whatever comes next on the device waits for the last of them.
     """
     for weight in weights:
         if not weight.is_cuda:  # it lives there itself

@@ -28,23 +28,23 @@ from meshwright.plans import Pipeline, Plan, Span
 from meshwright.plans.spans import layers_of
 from meshwright.plans.strategy import Offload
 from meshwright.run.memory.offload import Moves, Place, offload
-from meshwright.run.memory.offload_share import Evenly, keep_on_host
+from meshwright.run.memory.offload_share import OffloadShare, keep_on_host
 from meshwright.run.memory.recompute import recompute
-from meshwright.run.mesh.collectives import ALONE, Line
-from meshwright.run.mesh.mesh import ONE, Groups, Lane
+from meshwright.run.mesh.collectives import ALONE, AxisGroup
+from meshwright.run.mesh.mesh import ONE, Groups, SpanMesh
 from meshwright.run.mesh.shards import Layout
 from meshwright.run.models import Decoder, fresh
 from meshwright.run.models.balance import Balance
 from meshwright.run.models.numerics import numerics
-from meshwright.run.parallel.compression import Rules, Ways, compress_shards, compressed, rules_of
-from meshwright.run.parallel.ddp import Reduction
+from meshwright.run.parallel.compression import Rules, Synchronisers, compress_shards, compressed, rules_of
+from meshwright.run.parallel.ddp import BucketedAllReduce
 from meshwright.run.parallel.fsdp import shard
 from meshwright.run.parallel.parallel_model import Parallel
 from meshwright.run.parallel.pipeline import Train, group_index, halved
 from meshwright.run.parallel.pipeline_stage import Stage
 from meshwright.run.parallel.redistribute import Bridge, Holding
 from meshwright.run.parallel.refusals import refuse, refuse_balance
-from meshwright.run.parallel.replica_sync import Copies
+from meshwright.run.parallel.replica_sync import ReplicaSync
 from meshwright.run.parallel.stage_part import Part, SpanPart
 from meshwright.run.parallel.tensor_parallel import cut
 from meshwright.run.torch_private import group_timeout
@@ -68,7 +68,7 @@ class _How:
     rules: Rules  # of gradients that travel compressed
     ranks: dict[int, int]  # of the plan's devices
     me: int
-    alone: Line
+    alone: AxisGroup
 
     def first(self, key: str, shape: Sequence[int]) -> Tensor:
         """A parameter's first value: all copies begin with the same numbers, kept in 16 bits or in float32. A router's
@@ -115,14 +115,14 @@ def apply(
         for s, stage in enumerate(pipeline.stages):
             members = tuple(ranks[device] for device in stage.ranks)
             for i, spans in enumerate(_cut_alike(stage.spans)):
-                lane = _lane(how, pipeline, spans, members, groups)
+                mesh = _span_mesh(how, pipeline, spans, members, groups)
                 held = {
                     rank: Holding.of(spans[0], at, pipeline.samples, plan.job.seq_len)
                     for at, rank in enumerate(members)
                 }
                 holdings.setdefault((p, s), []).append(held)
                 if me in members:
-                    found = _span(how, (p, s, i), pipeline, spans, lane, members.index(me))
+                    found = _span(how, (p, s, i), pipeline, spans, mesh, members.index(me))
                     found.holdings = held
                     mine.setdefault(p, {}).setdefault(s, []).append(found)
     ((number, stages),) = mine.items()
@@ -131,18 +131,20 @@ def apply(
             after.enter = _bridges(before.holdings, after.holdings, me)
     every = [span for some in stages.values() for span in some]
     train = _train(how, plan.pipelines[number], stages, {s: held for (p, s), held in holdings.items() if p == number})
-    return Parallel(plan, number, every, train, Copies(every, how.device))
+    return Parallel(plan, number, every, train, ReplicaSync(every, how.device))
 
 
-def _lane(how: _How, pipeline: Pipeline, spans: Sequence[Span], members: tuple[int, ...], groups: Groups) -> Lane:
+def _span_mesh(
+    how: _How, pipeline: Pipeline, spans: Sequence[Span], members: tuple[int, ...], groups: Groups
+) -> SpanMesh:
     kv_heads = {layer.kv_heads for span in spans for layer in layers_of(how.model, span.layers)}
-    lane = Lane.of(spans[0], members, groups, kv_heads) if len(members) > 1 else ONE
+    mesh = SpanMesh.of(spans[0], members, groups, kv_heads) if len(members) > 1 else ONE
     # Where backward passes come in halves, sums in chunks would be computed once per half.
     whole = halved(pipeline) or spans[0].tp == 1
-    return replace(lane, chunks=1 if whole else how.plan.overlap.tensor_chunks, alone=how.alone)
+    return replace(mesh, chunks=1 if whole else how.plan.overlap.tensor_chunks, alone=how.alone)
 
 
-def _alone(plan: Plan, groups: Groups) -> Line:
+def _alone(plan: Plan, groups: Groups) -> AxisGroup:
     """This process as a group: PyTorch's sharding over it brings whole parameters up from the host."""
     spans = [span for pipeline in plan.pipelines for stage in pipeline.stages for span in stage.spans]
     if not any(span.offload.parameters for span in spans):
@@ -151,7 +153,7 @@ def _alone(plan: Plan, groups: Groups) -> Line:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     if "alone" not in groups:
         groups["alone"] = dist.new_subgroups(1, timeout=group_timeout())[0]
-    return Line(1, 0, groups["alone"])
+    return AxisGroup(1, 0, groups["alone"])
 
 
 def _cut_alike(spans: Sequence[Span]) -> list[list[Span]]:
@@ -172,18 +174,18 @@ def _grid(span: Span) -> Span:
 
 
 def _span(
-    how: _How, number: tuple[int, int, int], pipeline: Pipeline, spans: Sequence[Span], lane: Lane, position: int
+    how: _How, number: tuple[int, int, int], pipeline: Pipeline, spans: Sequence[Span], mesh: SpanMesh, position: int
 ) -> SpanPart:
     """Of spans that are cut alike."""
     layers = {layer: span for span in spans for layer in layers_of(how.model, span.layers)}
-    overlap, sharded = how.plan.overlap, lane.shards.line.size > 1
+    overlap, sharded = how.plan.overlap, mesh.shards.axis.size > 1
     with torch.device("meta"):
         decoder = Decoder(list(layers), numerics(how.model))
     if how.lora:
         decoder.adapt(how.lora)
     zero = {layer.name: span.zero if sharded else 0 for layer, span in layers.items()}
     # Shards are float32 and gathered in the type that is computed in: they need no other copy that is updated.
-    layouts = cut(decoder, lane, torch.float32 if any(zero.values()) else how.dtype)
+    layouts = cut(decoder, mesh, torch.float32 if any(zero.values()) else how.dtype)
     recompute(decoder, {layer: span.recompute for layer, span in layers.items()})
     moves = Moves()
     for span in spans:
@@ -191,11 +193,11 @@ def _span(
             offload(decoder, places, [layer.name for layer in layers_of(how.model, span.layers)], moves)
     sharding = None
     if any(zero.values()) or any(span.offload.parameters for span in spans):
-        shares = {id(span): Evenly(span.offload.parameters) for span in spans}
+        shares = {id(span): OffloadShare(span.offload.parameters) for span in spans}
         away = {layer.name: shares[id(span)] for layer, span in layers.items()}
-        split, ahead, packed = halved(pipeline), overlap.parameters, compressed(decoder, lane, layouts, how.rules)
+        split, ahead, packed = halved(pipeline), overlap.parameters, compressed(decoder, mesh, layouts, how.rules)
         sharding = shard(
-            decoder, lane, zero, how.device, how.dtype, split=split, ahead=ahead, away=away, compressed=packed
+            decoder, mesh, zero, how.device, how.dtype, split=split, ahead=ahead, away=away, compressed=packed
         )
     hosted = sharding.hosted if sharding else set()
     _fill(decoder, layouts, how.device, hosted, how.first)
@@ -204,13 +206,13 @@ def _span(
     for key, module, kind in decoder.named():
         getattr(module, kind).key = key
     _keep_states(decoder, {layer.name: span for layer, span in layers.items()}, hosted)
-    alike = max(lane.replicas.size, lane.expert_replicas.size) > 1
-    ways = Ways(compressed(decoder, lane, layouts, how.rules))
-    reduction = Reduction(decoder, lane, ways, early=overlap.gradients) if alike else None
+    alike = max(mesh.replicas.size, mesh.expert_replicas.size) > 1
+    ways = Synchronisers(compressed(decoder, mesh, layouts, how.rules))
+    reduction = BucketedAllReduce(decoder, mesh, ways, early=overlap.gradients) if alike else None
     found = SpanPart(
-        number, decoder, lane, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients
+        number, decoder, mesh, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients
     )
-    found.synchronisers = [*ways.made, *compress_shards(decoder, lane, ways.rules)]
+    found.synchronisers = [*ways.made, *compress_shards(decoder, mesh, ways.rules)]
     return found
 
 
@@ -227,16 +229,16 @@ def _keep_states(decoder: Decoder, spans: dict[str, Span], hosted: set[str]) -> 
 
 def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Place]:
     """Where activations of a span go: to the host, or to a device of another stage, which must be on the same node."""
-    found = [Place("cpu", Evenly(span.offload.activations))] if span.offload.activations else []
+    found = [Place("cpu", OffloadShare(span.offload.activations))] if span.offload.activations else []
     if span.swap:
         peers = [how.ranks[each] for each in pipeline.stages[span.swap.to].ranks]
         peer, neighbours = peers[position % len(peers)], _neighbours(how.me)
         if not how.device.startswith("cuda"):  # one memory for all processes: a copy stands for the way to the other
-            return [*found, Place("cpu", Evenly(span.swap.activations))]
+            return [*found, Place("cpu", OffloadShare(span.swap.activations))]
         if peer not in neighbours:
             problem = f"stage {span.swap.to} is on another node"
             raise InputError(problem, field="swap.to", valid="a stage on the same node")
-        found.append(Place(f"cuda:{neighbours.index(peer)}", Evenly(span.swap.activations)))
+        found.append(Place(f"cuda:{neighbours.index(peer)}", OffloadShare(span.swap.activations)))
     return found
 
 

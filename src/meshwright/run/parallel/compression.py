@@ -16,8 +16,8 @@ from meshwright.compression.sync import Choice, Options, Synchroniser, register_
 from meshwright.models import Model
 from meshwright.plans import Compression, Plan
 from meshwright.plans.spans import layers_of
-from meshwright.run.mesh.collectives import Line
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.collectives import AxisGroup
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.mesh.shards import Layout
 from meshwright.run.models import Decoder
 from meshwright.run.parallel.compression_rules import asked
@@ -42,9 +42,9 @@ def choice_of(rule: Compression, members: int) -> Choice:
     return Choice(*asked(rule, members))
 
 
-def compressed(decoder: Decoder, lane: Lane, layouts: Mapping[str, Layout], rules: Rules) -> dict[int, Compression]:
+def compressed(decoder: Decoder, mesh: SpanMesh, layouts: Mapping[str, Layout], rules: Rules) -> dict[int, Compression]:
     """The rule of every trained parameter that has one, by its identity."""
-    cut = lane.tp.size > 1 or lane.etp.size > 1
+    cut = mesh.tp.size > 1 or mesh.etp.size > 1
     alike = {key for key, layout in layouts.items() if cut and layout.local == layout.shape}
     keys = {id(getattr(module, kind)): key for key, module, kind in decoder.named()}
     return {
@@ -56,7 +56,7 @@ def compressed(decoder: Decoder, lane: Lane, layouts: Mapping[str, Layout], rule
     }
 
 
-class Ways:
+class Synchronisers:
     """Synchronisers of one span, made when they are first asked for: all members of a line ask in the same order."""
 
     def __init__(self, rules: Mapping[int, Compression]) -> None:
@@ -64,24 +64,24 @@ class Ways:
         self.made: list[Synchroniser] = []
         self._by: dict[tuple[int, int], Synchroniser] = {}
 
-    def synchroniser(self, line: Line, rule: Compression) -> Synchroniser:
+    def synchroniser(self, axis: AxisGroup, rule: Compression) -> Synchroniser:
         """That sums what a rule names over a line."""
-        key = (id(line.group), id(rule))
+        key = (id(axis.group), id(rule))
         if key not in self._by:
-            self._by[key] = Synchroniser(choice_of(rule, line.size), OPTIONS, group=line.group)
+            self._by[key] = Synchroniser(choice_of(rule, axis.size), OPTIONS, group=axis.group)
             self.made.append(self._by[key])
         return self._by[key]
 
 
-def compress_shards(decoder: Decoder, lane: Lane, rules: Mapping[int, Compression]) -> Iterator[Synchroniser]:
+def compress_shards(decoder: Decoder, mesh: SpanMesh, rules: Mapping[int, Compression]) -> Iterator[Synchroniser]:
     """Have what `fully_shard` cuts sum its gradients as the rules say; experts have replicas of their own."""
     experts = {id(weight) for weight in decoder.experts()}
     sharded = {id(weight) for weight in decoder.parameters() if isinstance(weight, DTensor) and id(weight) in rules}
-    for shards, some in ((lane.shards, sharded - experts), (lane.expert_shards, sharded & experts)):
+    for shards, some in ((mesh.shards, sharded - experts), (mesh.expert_shards, sharded & experts)):
         if not some:
             continue
         copies = shards.copies if shards.copies.size > 1 else None
-        choose = _chooser({key: rules[key] for key in some}, (copies or shards.line).size)
+        choose = _chooser({key: rules[key] for key in some}, (copies or shards.axis).size)
         handle = register_sharded(decoder, choose, copies=copies and copies.group, limit=LIMIT)
         yield from handle.synchronisers
 

@@ -16,32 +16,32 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.compression.sync import Gradients, Synchroniser
-from meshwright.run.mesh.collectives import Line
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.collectives import AxisGroup
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models import Decoder
-from meshwright.run.parallel.compression import Ways
+from meshwright.run.parallel.compression import Synchronisers
 from meshwright.run.parallel.fsdp import no_gradient
 
 # Bytes of a bucket: large enough for the links; small models still get several, so that sums start early.
 _LEAST, _MOST, _SEVERAL = 2**20, 25 * 2**20, 16
 
 
-class Reduction:
+class BucketedAllReduce:
     """Of one span; not `early`: all after the backward pass."""
 
-    def __init__(self, decoder: Decoder, lane: Lane, ways: Ways, *, early: bool = True) -> None:
+    def __init__(self, decoder: Decoder, mesh: SpanMesh, ways: Synchronisers, *, early: bool = True) -> None:
         self.early = early
         experts = {id(weight) for weight in decoder.experts()}
         trained = [weight for weight in decoder.parameters() if weight.requires_grad][::-1]
         trained = [weight for weight in trained if not isinstance(weight, DTensor)]  # whose sums `fully_shard` makes
         bucket = min(max(sum(weight.nbytes for weight in trained) // _SEVERAL, _LEAST), _MOST)
         self.buckets = [
-            _Bucket(line, some, ways)
-            for line, weights in (
-                (lane.replicas, [weight for weight in trained if id(weight) not in experts]),
-                (lane.expert_replicas, [weight for weight in trained if id(weight) in experts]),
+            _Bucket(axis, some, ways)
+            for axis, weights in (
+                (mesh.replicas, [weight for weight in trained if id(weight) not in experts]),
+                (mesh.expert_replicas, [weight for weight in trained if id(weight) in experts]),
             )
-            if line.size > 1
+            if axis.size > 1
             for some in _filled(weights, bucket, ways)
         ]
         for i, each in enumerate(self.buckets):
@@ -76,12 +76,12 @@ class Reduction:
 
 
 class _Bucket:
-    def __init__(self, line: Line, weights: list[Tensor], ways: Ways) -> None:
-        self.line, self.weights = line, weights
+    def __init__(self, axis: AxisGroup, weights: list[Tensor], ways: Synchronisers) -> None:
+        self.axis, self.weights = axis, weights
         self.missing = len(weights)
         self.number, self.ends = 0, False  # its place among all; whether it is the last that its synchroniser gets
         rule = ways.rules.get(id(weights[0]))
-        self.sync: Synchroniser | None = ways.synchroniser(line, rule) if rule else None
+        self.sync: Synchroniser | None = ways.synchroniser(axis, rule) if rule else None
         self._gradients = Gradients(
             tuple(weight.key for weight in weights), tuple(tuple(weight.shape) for weight in weights)
         )
@@ -99,7 +99,7 @@ class _Bucket:
         if self.sync:
             self._work = self.sync.submit(self._flat, self._gradients, self.number, last=self.ends)
         else:
-            self._work = dist.all_reduce(self._flat, group=self.line.group, async_op=True)
+            self._work = dist.all_reduce(self._flat, group=self.axis.group, async_op=True)
 
     def finish(self) -> None:
         assert self._flat is not None
@@ -115,7 +115,7 @@ class _Bucket:
         self._flat = self._work = None  # gloo's work holds the gradients that it summed
 
 
-def _filled(weights: Sequence[Tensor], bytes_: int, ways: Ways) -> list[list[Tensor]]:
+def _filled(weights: Sequence[Tensor], bytes_: int, ways: Synchronisers) -> list[list[Tensor]]:
     """Consecutive weights of one type that travel alike, of about so many bytes together."""
     found: list[list[Tensor]] = []
     size, kind = 0, None

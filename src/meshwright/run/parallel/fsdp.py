@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from meshwright.run.memory.offload_share import Evenly
-from meshwright.run.mesh.mesh import Lane, Shards
+from meshwright.run.memory.offload_share import OffloadShare
+from meshwright.run.mesh.mesh import Shards, SpanMesh
 from meshwright.run.models import Decoder
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.torch_private import finish_reduction, gather_in_background
@@ -49,14 +49,14 @@ class Sharding:
 
 def shard(
     decoder: Decoder,
-    lane: Lane,
+    mesh: SpanMesh,
     zero: Mapping[str, int],
     device: str,
     dtype: torch.dtype,
     *,
     split: bool = False,
     ahead: bool = True,
-    away: Mapping[str, Evenly] | None = None,
+    away: Mapping[str, OffloadShare] | None = None,
     compressed: Collection[int] = (),
 ) -> Sharding:
     """Every layer of a block on its own, its experts over their own replicas; what stands before and after the blocks
@@ -67,9 +67,9 @@ def shard(
     `ahead`: a layer's parameters are gathered while the one before computes.
     So much of the parameters as `away` says of a layer lives in host memory, with gradients and states, and comes up for
     every use: the own shards, or the whole where there are none.
-    Copies of shards that hold something `compressed` (parameters by their identity) are summed by others than PyTorch.
+    ReplicaSync of shards that hold something `compressed` (parameters by their identity) are summed by others than PyTorch.
     """
-    units = list(_units(decoder, lane, zero, away or {}))
+    units = list(_units(decoder, mesh, zero, away or {}))
     hosted = {weight for unit in units if unit.on_host for weight in unit.weights}
     names = {name for name, weight in decoder.named_parameters(remove_duplicate=False) if weight in hosted}
     still = {weight for unit in units if not unit.moves for weight in unit.weights}
@@ -106,7 +106,9 @@ def shard(
     return Sharding(names, [(module, level[id(module)]) for module in sharded(decoder)])
 
 
-def _units(decoder: Decoder, lane: Lane, zero: Mapping[str, int], away: Mapping[str, Evenly]) -> Iterator[_Unit]:
+def _units(
+    decoder: Decoder, mesh: SpanMesh, zero: Mapping[str, int], away: Mapping[str, OffloadShare]
+) -> Iterator[_Unit]:
     names = [name for name in decoder.names if name.startswith("block.")]
     ends = [name for name in decoder.names if name not in names]
     mixtures = [name for name in names if isinstance(decoder.layer(name), Mixture)]
@@ -116,13 +118,13 @@ def _units(decoder: Decoder, lane: Lane, zero: Mapping[str, int], away: Mapping[
     for i, (module, layers) in enumerate(modules):
         weights = frozenset(module.parameters()) - seen
         seen |= weights
-        replicas, shards = lane.replicas, lane.shards
+        replicas, shards = mesh.replicas, mesh.shards
         if i < len(mixtures):
-            replicas, shards = lane.expert_replicas, lane.expert_shards
+            replicas, shards = mesh.expert_replicas, mesh.expert_shards
         level = max((zero[name] for name in layers), default=0) if replicas.size > 1 else 0
         if not level:  # one piece, of which every replica has a copy
             ranks = [[rank] for row in shards.ranks for rank in row]
-            shards = Shards(lane.alone, replicas, ranks)
+            shards = Shards(mesh.alone, replicas, ranks)
         share = next((away[name] for name in layers if name in away), None)
         size = sum(weight.numel() for weight in weights)
         yield _Unit(module, weights, shards, level, share is not None and size > 0 and share.takes(size))
@@ -143,8 +145,8 @@ def _mesh(shards: Shards, device: str, weights: Iterable[Tensor], compressed: Co
     """Replicas that share one set of shards; hybrid where there are several sets that PyTorch sums."""
     kind = torch.device(device).type
     if shards.copies.size == 1 or any(id(weight) in compressed for weight in weights):
-        return DeviceMesh.from_group(shards.line.group, kind)
-    groups, every = [shards.copies.group, shards.line.group], torch.tensor(shards.ranks)
+        return DeviceMesh.from_group(shards.axis.group, kind)
+    groups, every = [shards.copies.group, shards.axis.group], torch.tensor(shards.ranks)
     return DeviceMesh.from_group(groups, kind, mesh=every, mesh_dim_names=("copies", "shards"))
 
 

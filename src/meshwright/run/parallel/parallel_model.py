@@ -17,7 +17,7 @@ from meshwright.run.mesh.shards import Interval, own_rows
 from meshwright.run.models.linear import Product
 from meshwright.run.parallel.fsdp import local, no_gradient
 from meshwright.run.parallel.pipeline import Train
-from meshwright.run.parallel.replica_sync import Copies
+from meshwright.run.parallel.replica_sync import ReplicaSync
 from meshwright.run.parallel.stage_part import MicroBatch, SpanPart
 from meshwright.run.parallel.tensor_parallel import partial
 
@@ -38,7 +38,7 @@ class Parallel:
     pipeline: int  # number of the pipeline that it works in
     spans: list[SpanPart]
     train: Train
-    copies: Copies
+    copies: ReplicaSync
 
     def rows(self, micro_batch: int) -> Interval:
         """Samples of the global batch that this process needs of a micro-batch."""
@@ -83,7 +83,7 @@ class Parallel:
         said[2] = votes
         if self.train.last:
             last = self.train.stages[-1].part
-            if not last.spans[-1].lane.tp.rank:
+            if not last.spans[-1].mesh.tp.rank:
                 said[0] = loss
                 said[1] = sum(last.predicted(batch) for batch in batches)
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -95,9 +95,9 @@ class Parallel:
         for span in self.spans:
             if span.reduction:
                 span.reduction.finish()
-            for part in partial(span.decoder, span.lane):
+            for part in partial(span.decoder, span.mesh):
                 if part.weight.requires_grad:
-                    _sum_rows(part.weight, part.line.group, part.first, self.copies.device)
+                    _sum_rows(part.weight, part.axis.group, part.first, self.copies.device)
         self.copies.sum_gradients()
 
     @torch.no_grad()

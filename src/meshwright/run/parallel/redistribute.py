@@ -205,7 +205,7 @@ class _Relayout(torch.autograd.Function):
         return ctx.back.moved(grads[0].contiguous()), None, None
 
 
-def relaid(x: Tensor, there: Bridge, back: Bridge) -> Tensor:
+def redistributed(x: Tensor, there: Bridge, back: Bridge) -> Tensor:
     """Inside a stage, through which gradients pass."""
     found: Tensor = x if there.nothing and back.nothing else _Relayout.apply(x, there, back)
     return found

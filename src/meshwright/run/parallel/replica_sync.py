@@ -1,6 +1,6 @@
 """Parameters that several spans hold: tied weights, and the same layers in several pipelines.
 
-Copies may be cut differently. Every process takes from the others what overlaps its own piece, and adds in one order,
+ReplicaSync may be cut differently. Every process takes from the others what overlaps its own piece, and adds in one order,
 so that all copies stay equal to the last bit.
 """
 
@@ -48,7 +48,7 @@ class Own:
     place: int
 
 
-class Copies:
+class ReplicaSync:
     """The pieces of this process, and what other copies of the same parameters have of them."""
 
     def __init__(self, spans: Sequence[SpanPart], device: str) -> None:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compression.sync import Synchroniser
-from meshwright.run.mesh.mesh import Lane
+from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.mesh.shards import Interval, Layout
 from meshwright.run.models import Context, Decoder
 from meshwright.run.models.balance import Balance, Totals
 from meshwright.run.models.dropout import Masks
-from meshwright.run.parallel.ddp import Reduction
+from meshwright.run.parallel.ddp import BucketedAllReduce
 from meshwright.run.parallel.fsdp import Sharding, finish, last_micro_batch
-from meshwright.run.parallel.redistribute import Bridge, Holding, relaid
+from meshwright.run.parallel.redistribute import Bridge, Holding, redistributed
 
 # What a token should be followed by.
 
@@ -61,12 +61,12 @@ class SpanPart:
 
     number: tuple[int, int, int]  # pipeline, stage, span
     decoder: Decoder
-    lane: Lane
+    mesh: SpanMesh
     layouts: dict[str, Layout]
     holdings: dict[int, Holding]  # of every process of the stage
     enter: tuple[Bridge, Bridge] | None = None  # from the span before in the same stage, and back
     sharding: Sharding | None = None  # what is gathered before it is used
-    reduction: Reduction | None = None  # over replicas that hold everything alike
+    reduction: BucketedAllReduce | None = None  # over replicas that hold everything alike
     synchronisers: Sequence[Synchroniser] = ()  # of gradients that travel compressed
     early: bool = True  # gradients are summed under the backward pass
 
@@ -91,18 +91,18 @@ class Part(nn.Module):
         for span, samples in zip(self.spans, self.own, strict=True):
             tokens, documents = batch.own(samples)
             masks = batch.masks(self.seed, samples) if torch.is_grad_enabled() else None
-            context = Context.of(tokens, documents, span.lane, divisor, halved=halved, masks=masks, whole=whole)
+            context = Context.of(tokens, documents, span.mesh, divisor, halved=halved, masks=masks, whole=whole)
             if span.enter and x is not None:
-                x = relaid(x, *span.enter)
-            targets = span.lane.own(next_tokens(tokens, documents)) if "head" in span.decoder.names else None
-            x = span.decoder(span.lane.own(tokens) if x is None else x, context, targets)
+                x = redistributed(x, *span.enter)
+            targets = span.mesh.own(next_tokens(tokens, documents)) if "head" in span.decoder.names else None
+            x = span.decoder(span.mesh.own(tokens) if x is None else x, context, targets)
         assert x is not None
         return x / divisor if self.last else x
 
     def predicted(self, batch: MicroBatch) -> Tensor:
         """How many of its tokens have a next one, in the last stage."""
         tokens, documents = batch.own(self.own[-1])
-        return (self.spans[-1].lane.own(next_tokens(tokens, documents)) >= 0).sum()
+        return (self.spans[-1].mesh.own(next_tokens(tokens, documents)) >= 0).sum()
 
     def before(self, *, last: bool, split: bool) -> None:
         """Tell it whether the next backward pass is the last of a step, and whether it comes in two halves."""

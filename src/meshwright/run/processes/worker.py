@@ -41,7 +41,7 @@ _LOST = (
     "Read error",
     "Write error",
     "Broken pipe",
-    "Timed out",
+    "LayerTimes out",
     "NCCL",
     "recv failed",
     "Socket",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layers.layer import layer_times
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.transient import gradient_bytes
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job
@@ -33,7 +33,7 @@ _ALIKE = 1e-12  # of a trait: differences that come from rounding
 _LEADERS = 6  # fastest grids of those alike, which the others are compared with
 
 
-def needless(grids: Grids, site: Site) -> dict[int, Array]:
+def needless(grids: Grids, site: StagePlacement) -> dict[int, Array]:
     """By a prime factor: grids that could divide samples instead of the tokens of each, so many times less of it.
 
     With as many times the samples each, they are beaten by the grid with as many times the replicas: a device has the
@@ -59,12 +59,12 @@ def _degrees(grids: Grids) -> list[Array]:
     return [grids.tp, grids.sp, grids.ulysses, grids.ring, grids.dp]
 
 
-def _near(grids: Grids, site: Site) -> list[Array]:
+def _near(grids: Grids, site: StagePlacement) -> list[Array]:
     """How many replicas of the weights each tier of links joins."""
     return [inside(grids, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
 
 
-def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site: Site) -> Array:
+def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site: StagePlacement) -> Array:
     """Rows that none of the fastest of those like them beats, in order.
 
     `back`: the kind of every choice (`timed.alike`); `traits` of (trait, kind), less is better; `seconds` of each kind.
@@ -86,7 +86,7 @@ def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site:
     return np.flatnonzero(kept)
 
 
-def traits_of(job: Job, chain: Chain, choices: Choices, site: Site, recomputes: Sequence[Recompute]) -> Array:
+def traits_of(job: Job, chain: Chain, choices: Choices, site: StagePlacement, recomputes: Sequence[Recompute]) -> Array:
     """(trait, choice): seconds and bytes of every sort of layer with attention, whatever is repeated.
 
     Others take the same for all choices with as many tokens on a device.

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.cost.layers.layer import layer_time
 from meshwright.cost.layers.passes import PASSES, layer_passes
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.models import Layer
 from meshwright.plans import Job
 from meshwright.plans.strategy import Axis
@@ -23,7 +23,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Timed:
+class LayerTimes:
     """Arrays of (sort, choice)."""
 
     choices: Choices
@@ -37,18 +37,20 @@ class Timed:
         """What bounds need of every choice."""
         return self.forward, self.backward, self.backward - self.through, self.passed_on
 
-    def take(self, rows: Array) -> Timed:
+    def take(self, rows: Array) -> LayerTimes:
         """Of some of the choices."""
         arrays = (self.forward, self.backward, self.through, self.passed_on)
-        return Timed(self.choices.take(rows), *(array[:, rows] for array in arrays))
+        return LayerTimes(self.choices.take(rows), *(array[:, rows] for array in arrays))
 
 
-def timed(job: Job, chain: Chain, choices: Choices, site: Site) -> Timed:
+def timed(job: Job, chain: Chain, choices: Choices, site: StagePlacement) -> LayerTimes:
     """Time all choices; data parallelism does not matter, so that few of them differ."""
-    return Timed(choices, *all_passes(job, chain, choices, site, range(len(chain.sorts))))
+    return LayerTimes(choices, *all_passes(job, chain, choices, site, range(len(chain.sorts))))
 
 
-def all_passes(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+def all_passes(
+    job: Job, chain: Chain, choices: Choices, site: StagePlacement, sorts: Iterable[int]
+) -> tuple[Array, ...]:
     """As `passes_of` gives them, with choices that are alike for a sort of layer timed once."""
     found = tuple(np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
     for same in (alike, alike_tokens, alike_experts):
@@ -60,7 +62,7 @@ def all_passes(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iter
     return found
 
 
-def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
+def alike(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
     """Choices that are the first of their kind, and the kind of every choice: they cut all layers but those of experts
     alike and meet the same links, whatever their data parallelism."""
     g = choices.grids
@@ -68,13 +70,13 @@ def alike(choices: Choices, site: Site) -> tuple[Array, Array]:
     return kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
 
 
-def alike_tokens(choices: Choices, site: Site) -> tuple[Array, Array]:
+def alike_tokens(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
     """The same for layers without attention: they depend on how many tokens a device has, not on what cuts them."""
     g = choices.grids
     return kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
 
 
-def alike_experts(choices: Choices, site: Site) -> tuple[Array, Array]:
+def alike_experts(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
     """The same for layers of experts."""
     g = choices.grids
     return kinds(g.tp, g.sp, g.ep, g.etp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
@@ -85,7 +87,7 @@ def attends(layer: Layer) -> bool:
     return bool(layer.heads) or any(op.kind == "attention" or any(k.heads for k in op.keeps) for op in layer.ops)
 
 
-def _same(layer: Layer) -> Callable[[Choices, Site], tuple[Array, Array]]:
+def _same(layer: Layer) -> Callable[[Choices, StagePlacement], tuple[Array, Array]]:
     return alike_experts if layer.experts else alike if attends(layer) else alike_tokens
 
 
@@ -108,13 +110,15 @@ def _numbered(part: Array) -> tuple[int, Array]:
     return len(values), index.reshape(-1)
 
 
-def meeting(grids: Grids, site: Site, axis: Axis) -> Iterator[Array]:
+def meeting(grids: Grids, site: StagePlacement, axis: Axis) -> Iterator[Array]:
     """How many members of an axis each tier of links joins: what decides the time of its collectives."""
     for tier in site.fabric.tiers[:-1]:
         yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
 
 
-def passes_of(job: Job, chain: Chain, choices: Choices, site: Site, sorts: Iterable[int]) -> tuple[Array, ...]:
+def passes_of(
+    job: Job, chain: Chain, choices: Choices, site: StagePlacement, sorts: Iterable[int]
+) -> tuple[Array, ...]:
     """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
     bytes passed on; zero for other sorts."""
     ways = priced(choices, job, site.fabric, site.runtime)

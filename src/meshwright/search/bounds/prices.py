@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layers.layer import layer_times
-from meshwright.cost.layers.layer_config import Ways
+from meshwright.cost.layers.layer_config import LayerConfig
 from meshwright.cost.layers.passes import PASSES, layer_passes
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.device_memory import Bytes, is_processor, loose_share, state_bytes
 from meshwright.cost.memory.transient import gathered_bytes, gradient_bytes, gradient_shapes
 from meshwright.cost.step.update import settled, update_seconds
@@ -243,7 +243,7 @@ def away_rate(movable: Array, update_away: Array) -> Array:
 _ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choices", "relaxed")]
 
 
-def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Site) -> Prices:
+def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: StagePlacement) -> Prices:
     """Price all choices under all modes."""
     ways = priced(choices, job, site.fabric, site.runtime)
     count, sorts = len(choices), len(chain.sorts)
@@ -292,10 +292,10 @@ def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: Si
     return Prices(choices=choices, **out)
 
 
-def _copies(job: Job, chain: Chain, ways: Ways, here: Ways, site: Site, once: Array) -> Array:
+def _copies(job: Job, chain: Chain, ways: LayerConfig, here: LayerConfig, site: StagePlacement, once: Array) -> Array:
     """What a group holds of weights that a layer shares with one elsewhere; `here`: no optimizer states on the host."""
 
-    def held(layer: Layer, how: Ways, *, tied: bool) -> Bytes:
+    def held(layer: Layer, how: LayerConfig, *, tied: bool) -> Bytes:
         return state_bytes(job, [(layer, 1)], how, site.runtime, with_tied=tied, once=once)
 
     found = np.zeros((4, len(chain.tied), len(ways.zero)))
@@ -308,7 +308,7 @@ def _copies(job: Job, chain: Chain, ways: Ways, here: Ways, site: Site, once: Ar
     return found
 
 
-def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
+def _kept(layer: Layer, ways: LayerConfig, modes: list[Mode]) -> Array:
     """(mode, choice): bytes that repeating leaves, wherever they lie."""
     count = len(ways.zero)
     tensors = layer.kept_tensors(ways.cut)
@@ -322,7 +322,9 @@ def _kept(layer: Layer, ways: Ways, modes: list[Mode]) -> Array:
     return np.stack([np.broadcast_to(row, (count,)) for row in rows])
 
 
-def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site) -> tuple[Array, Array, Array]:
+def _passes(
+    layer: Layer, ways: LayerConfig, modes: list[Mode], kept: Array, site: StagePlacement
+) -> tuple[Array, Array, Array]:
     """Seconds forward and backward by mode, and the weight gradient's part."""
     repeats = recomputes(modes)
     time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, repeats)
@@ -342,7 +344,7 @@ def _passes(layer: Layer, ways: Ways, modes: list[Mode], kept: Array, site: Site
 
 
 def _moments(
-    chain: Chain, ways: Ways, out: dict[str, Array], whole: dict[int, Array], site: Site, once: Array
+    chain: Chain, ways: LayerConfig, out: dict[str, Array], whole: dict[int, Array], site: StagePlacement, once: Array
 ) -> Array:
     """The fullest moment of each piece under each mode."""
     index = {sort_of(layer): i for i, layer in enumerate(chain.sorts)}

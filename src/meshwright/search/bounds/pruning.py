@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.device_memory import Bytes, state_bytes
 from meshwright.cost.step.update import update_seconds
-from meshwright.search.bounds.layer_times import Timed
+from meshwright.search.bounds.layer_times import LayerTimes
 from meshwright.search.bounds.lower_bounds import quick_seconds, shortest
 from meshwright.search.bounds.pipeline_shapes import Setting, Shape, homes_of
 from meshwright.search.bounds.prices import Columns, Prices
@@ -35,7 +35,7 @@ def averaged(setting: Setting, cutter: Cutter, shape: Shape, work: Array, column
 
 
 def hopeful(
-    setting: Setting, cutter: Cutter, shape: Shape, rows: Array, bare: Timed, work: Array, limit: float
+    setting: Setting, cutter: Cutter, shape: Shape, rows: Array, bare: LayerTimes, work: Array, limit: float
 ) -> Array:
     """Of some grids those that may win with one of the cuts, bubble included.
 
@@ -55,7 +55,7 @@ def hopeful(
     return rows[part[bound < limit]]
 
 
-def spare(setting: Setting, bare: Timed, wanted: list[tuple[Shape, Array]], limit: float) -> Array:
+def spare(setting: Setting, bare: LayerTimes, wanted: list[tuple[Shape, Array]], limit: float) -> Array:
     """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
     work = setting.chain.counts[-1] @ (bare.forward + bare.backward)
     found = np.zeros(len(work))
@@ -68,7 +68,7 @@ def spare(setting: Setting, bare: Timed, wanted: list[tuple[Shape, Array]], limi
 class Screen:
     """Choices with nothing repeated, and their sums over the whole model."""
 
-    def __init__(self, setting: Setting, table: Prices | Timed, least_end: Array | float = 0.0) -> None:
+    def __init__(self, setting: Setting, table: Prices | LayerTimes, least_end: Array | float = 0.0) -> None:
         """`least_end`: seconds that end a step under any ZeRO level and offload, for choices that have none yet."""
         forward, backward, weight, _ = table.columns
         every = setting.chain.counts[-1]
@@ -163,7 +163,7 @@ def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -
     return replace(away(choices, optimizer, parameters), zero=np.full(len(choices), 3))
 
 
-def least_end(setting: Setting, site: Site, choices: Choices, groups: int) -> Array:
+def least_end(setting: Setting, site: StagePlacement, choices: Choices, groups: int) -> Array:
     """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
     every = sharded(choices, 1.0, 1.0)
     return updates(setting, site, replace(every, optimizer_away=least_away(setting, every, groups)))
@@ -179,7 +179,7 @@ def least_away(setting: Setting, choices: Choices, groups: int) -> Array:
     return choices.optimizer_away * (part if setting.partial else part > 0)
 
 
-def updates(setting: Setting, site: Site, choices: Choices) -> Array:
+def updates(setting: Setting, site: StagePlacement, choices: Choices) -> Array:
     """Seconds in which one device would update all layers."""
     job, ways = setting.job, cut_of(choices, setting.job, setting.runtime)
     layers = zip(setting.chain.sorts, setting.chain.counts[-1], strict=True)

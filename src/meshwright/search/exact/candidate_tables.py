@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job
 from meshwright.search.bounds.dominance import needless, traits_of, unbeaten
@@ -75,7 +75,7 @@ class Frame:
     passes: tuple[Array, ...]  # (sort, kind) each, as `passes_of` gives them
 
     @staticmethod
-    def of(job: Job, chain: Chain, site: Site, choices: Choices) -> Frame:
+    def of(job: Job, chain: Chain, site: StagePlacement, choices: Choices) -> Frame:
         first, back = alike(choices, site)
         unique = choices.take(first)
         others = [i for i, layer in enumerate(chain.sorts) if not layer.experts]
@@ -88,7 +88,7 @@ class Frame:
         return Frame(self.choices.take(rows), self.unique.take(used), back.reshape(-1), passes)
 
 
-def framed(job: Job, chain: Chain, site: Site, limits: Limits, recomputes: Sequence[Recompute]) -> Frame:
+def framed(job: Job, chain: Chain, site: StagePlacement, limits: Limits, recomputes: Sequence[Recompute]) -> Frame:
     """Every grid with every number of samples per replica, but for those that another one beats."""
     frame = Frame.of(job, chain, site, _candidates(job, site, limits))
     if not len(frame.choices):
@@ -98,7 +98,7 @@ def framed(job: Job, chain: Chain, site: Site, limits: Limits, recomputes: Seque
     return frame.take(unbeaten(frame.choices, frame.back, traits, seconds, site))
 
 
-def tables(job: Job, chain: Chain, site: Site, limits: Limits, most_groups: int, frame: Frame) -> list[Table]:
+def tables(job: Job, chain: Chain, site: StagePlacement, limits: Limits, most_groups: int, frame: Frame) -> list[Table]:
     """All of them, the most promising first."""
     every, back = frame.choices, frame.back
     if not len(every):
@@ -128,7 +128,7 @@ def numbers(job: Job, choices: Choices) -> Array:
     return choices.grids.devices * (job.global_batch + 1) + choices.micro_batch
 
 
-def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> float:
+def least_per_sample(job: Job, chain: Chain, site: StagePlacement, limits: Limits) -> float:
     """Device-seconds of one sample that no plan undercuts, however the batch is divided.
 
     As if one replica took the whole batch at once (more samples are never dearer per sample), and all devices worked.
@@ -143,7 +143,7 @@ def least_per_sample(job: Job, chain: Chain, site: Site, limits: Limits) -> floa
     return float((seconds * grids.devices).min() / job.global_batch)
 
 
-def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
+def _candidates(job: Job, site: StagePlacement, limits: Limits) -> Choices:
     """Every grid with every number of samples per replica."""
     grids = all_grids(job, site.fabric, limits)
     parts, samples, beaten = [], [], needless(grids, site)
@@ -164,7 +164,7 @@ def _candidates(job: Job, site: Site, limits: Limits) -> Choices:
     return bare(grids.take(rows), np.concatenate(samples) if samples else rows)
 
 
-def _least(job: Job, chain: Chain, site: Site, limits: Limits, frame: Frame) -> tuple[Array, ...]:
+def _least(job: Job, chain: Chain, site: StagePlacement, limits: Limits, frame: Frame) -> tuple[Array, ...]:
     """(sort, kind) of all layers."""
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
     if not experts:
@@ -176,7 +176,7 @@ def _least(job: Job, chain: Chain, site: Site, limits: Limits, frame: Frame) -> 
 
 
 def _least_experts(
-    job: Job, chain: Chain, site: Site, limits: Limits, choices: Choices, experts: list[int]
+    job: Job, chain: Chain, site: StagePlacement, limits: Limits, choices: Choices, experts: list[int]
 ) -> list[Array]:
     """(expert sort, choice): the same for layers of experts, the best of all foldings."""
     first, back = alike_experts(choices, site)

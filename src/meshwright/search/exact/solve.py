@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.constants import DEFAULT, Constants
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.runtime import Runtime
 from meshwright.plans import Job
 from meshwright.plans.schedule import Schedule
-from meshwright.search.bounds.layer_times import Timed, timed
+from meshwright.search.bounds.layer_times import LayerTimes, timed
 from meshwright.search.bounds.lower_bounds import least_seconds, plain_seconds, pooled_extra, shortest
 from meshwright.search.bounds.memory_fit import Room, Settled
 from meshwright.search.bounds.pipeline_shapes import Found, Setting, Shape, homes_of
@@ -92,7 +92,7 @@ class Search:
 
     def __post_init__(self) -> None:
         job = self.job
-        self.site = Site.of(job, tuple(range(job.cluster.devices)), 0, self.runtime, self.constants)
+        self.site = StagePlacement.of(job, tuple(range(job.cluster.devices)), 0, self.runtime, self.constants)
         self.chain = Chain.of(job.model)
         self.modes = modes(job, self.site, self.limits)
         self._cutter = Cutter(job.model, self.chain.sort, self.chain.counts, self.limits, self.known_cuts)
@@ -270,7 +270,7 @@ class Search:
         found = prices(self.job, self.chain, choices, modes, self.site)
         return found if self.setting.partial else found.fixed()
 
-    def _wanted(self, bare_: Timed, some: list[Table]) -> list[tuple[Shape, Array]]:
+    def _wanted(self, bare_: LayerTimes, some: list[Table]) -> list[tuple[Shape, Array]]:
         """Every pipeline of some tables with the grids that may win in it."""
         choices = bare_.choices
         screen = Screen(self.setting, bare_, least_end(self.setting, self.site, choices, self.most_groups))

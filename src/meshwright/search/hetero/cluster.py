@@ -141,7 +141,7 @@ class MixedSearch:
             self.best.insert(0, better)
 
     def _shares(self) -> Iterator[Shares]:
-        """Ways to share the batch out; a group may stay idle."""
+        """LayerConfig to share the batch out; a group may stay idle."""
         batch = self.job.global_batch
         parts = parts_of(batch, _PARTS)
         for counts in product(range(parts + 1), repeat=len(self.job.cluster.groups)):

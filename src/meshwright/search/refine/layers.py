@@ -139,7 +139,7 @@ def with_all_choices(search: Search, found: Found) -> Found:
 
 
 def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
-    """Ways that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
+    """LayerConfig that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, _seconds(search, found))
     flight = max(in_flight(found.shape.schedule, found.shape.groups, found.shape.micro_batches, 0)[0])

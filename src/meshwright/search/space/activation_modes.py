@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from meshwright.cost.layers.layer import operator_seconds
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.models import Layer, Slice
 from meshwright.models.layer import Recompute
 from meshwright.plans import Job
@@ -28,7 +28,7 @@ class Mode:
     offload: float = 0.0
 
 
-def modes(job: Job, site: Site, limits: Limits) -> list[Mode]:
+def modes(job: Job, site: StagePlacement, limits: Limits) -> list[Mode]:
     """From keeping everything to keeping as little as possible."""
     found: list[Recompute] = ["none"]
     if limits.allows("recompute"):
@@ -55,7 +55,7 @@ def _blocks(job: Job) -> list[tuple[Layer, int]]:
     return [(layer, count) for layer, count in alike(job.model.layers) if layer.block]
 
 
-def _chain(job: Job, site: Site) -> list[Recompute]:
+def _chain(job: Job, site: StagePlacement) -> list[Recompute]:
     """Growing sets of operators, the cheapest bytes first."""
     cut = Slice(1, job.seq_len, job.precision, fused_attention=site.runtime.fused_attention)
     freed: dict[str, float] = defaultdict(float)

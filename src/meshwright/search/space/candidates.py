@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cost.layers.collectives import EVERYTHING, Counts, Fabric
 from meshwright.cost.layers.layer import Placement
-from meshwright.cost.layers.layer_config import Replicas, Ways
+from meshwright.cost.layers.layer_config import LayerConfig, Replicas
 from meshwright.cost.runtime import Runtime
 from meshwright.models import Layer, Slice
 from meshwright.plans import Job, Span
@@ -25,7 +25,7 @@ AWAY = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
 
 @dataclass(frozen=True)
 class Choices:
-    """Ways to run every layer of a stage: a grid, samples per replica, a ZeRO level, what lives on the host."""
+    """LayerConfig to run every layer of a stage: a grid, samples per replica, a ZeRO level, what lives on the host."""
 
     grids: Grids
     samples: Array  # of one micro-batch, per replica
@@ -143,12 +143,12 @@ def _strided(fabric: Fabric, stride: Array, size: Array) -> Counts:
     return tuple(size if span >= EVERYTHING else np.clip(span // stride, 1, size) for span in spans)
 
 
-def cut_of(choices: Choices, job: Job, runtime: Runtime) -> Ways:
+def cut_of(choices: Choices, job: Job, runtime: Runtime) -> LayerConfig:
     """The same where it does not matter how far apart devices are: for bytes."""
     return priced(choices, job, Fabric(()), runtime)
 
 
-def priced(choices: Choices, job: Job, fabric: Fabric, runtime: Runtime) -> Ways:
+def priced(choices: Choices, job: Job, fabric: Fabric, runtime: Runtime) -> LayerConfig:
     """The arrays that the cost model takes."""
     g = choices.grids
     cut = Slice(
@@ -162,7 +162,7 @@ def priced(choices: Choices, job: Job, fabric: Fabric, runtime: Runtime) -> Ways
     group = np.where(choices.zero_group > 0, choices.zero_group, 1 << 40)
     same = _counts(g, fabric, ("ulysses", "ring", "dp"), g.replicas)
     experts = _strided(fabric, g.ep * g.etp, g.expert_replicas)
-    return Ways(
+    return LayerConfig(
         cut, place, Replicas(g.replicas, np.minimum(group, g.replicas), same),
         Replicas(g.expert_replicas, np.minimum(group, g.expert_replicas), experts), choices.zero,
         offload_optimizer=choices.optimizer_away, offload_parameters=choices.parameters_away,

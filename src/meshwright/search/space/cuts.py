@@ -32,7 +32,7 @@ _FEW = 36  # ways to cut a chain that are all looked at
 
 @dataclass(frozen=True)
 class Family:
-    """Ways to cut a chain into as many stages, and the layers that every stage then holds."""
+    """LayerConfig to cut a chain into as many stages, and the layers that every stage then holds."""
 
     cuts: Sequence[tuple[int, ...]]
     counts: Array  # (place, sort): layers of each sort before each place

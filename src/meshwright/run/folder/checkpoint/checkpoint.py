@@ -34,7 +34,7 @@ from meshwright.run.folder.checkpoint.files import (
     remove,
     write_manifest,
 )
-from meshwright.run.folder.checkpoint.residuals import restore_unsaid, unsaid_in, unsaid_of, was_left_out
+from meshwright.run.folder.checkpoint.residuals import residuals_in, residuals_of, restore_residuals, was_left_out
 from meshwright.run.folder.checkpoint.state import Loader, Pieces, Saver, state_of, states_of
 from meshwright.run.folder.checks import unwritable
 from meshwright.run.folder.folder import Hold, on_first_rank
@@ -63,7 +63,7 @@ class Checkpoints:
     def save(self, step: int, part: Parallel, optimizer: Any, facts: dict[str, Any]) -> None:
         """Copy the state and go on; it is written in the background."""
         self.wait()
-        every = state_of(part, states_of(part, optimizer), once=True) | unsaid_of(part)
+        every = state_of(part, states_of(part, optimizer), once=True) | residuals_of(part)
         state = {name: pieces.copied() for name, pieces in every.items()}
         self._writing = threading.Thread(target=self._write, args=(step, state, facts), name="checkpoint")
         self._writing.start()
@@ -102,7 +102,7 @@ class Checkpoints:
         reader = FileSystemReader(found.path)
         saved = reader.read_metadata().state_dict_metadata
         _compare(state, saved, found.path)
-        unsaid = unsaid_in(part, {name: one.size for name, one in saved.items()})
+        unsaid = residuals_in(part, {name: one.size for name, one in saved.items()})
         try:
             with _alone():
                 dcp.load(
@@ -111,7 +111,7 @@ class Checkpoints:
                 )  # fmt: skip
         except dcp.CheckpointException as error:
             raise _unreadable(_first_of(error), found.path) from None
-        restore_unsaid(part, unsaid)
+        restore_residuals(part, unsaid)
         updates = int(found.facts.get("updates", found.step))  # fewer than steps where some were left out
         for weight, kept in states.values():
             restore(optimizer, weight, kept, updates)

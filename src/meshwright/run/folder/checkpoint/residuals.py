@@ -19,7 +19,7 @@ from meshwright.run.parallel.parallel_model import Parallel
 _FIRST = "compression."
 
 
-def unsaid_of(part: Parallel) -> dict[str, Pieces]:
+def residuals_of(part: Parallel) -> dict[str, Pieces]:
     """Of this process, by name."""
     return {
         f"{_prefix(part)}{i}.{name}": Pieces((len(value),), [(((0, len(value)),), value)])
@@ -28,7 +28,7 @@ def unsaid_of(part: Parallel) -> dict[str, Pieces]:
     }
 
 
-def unsaid_in(part: Parallel, saved: dict[str, torch.Size]) -> dict[str, Pieces]:
+def residuals_in(part: Parallel, saved: dict[str, torch.Size]) -> dict[str, Pieces]:
     """Room for what a checkpoint has for this process; nothing if another plan wrote it."""
     own = [name for name in saved if name.startswith(_prefix(part))] if part.synchronisers() else []
     found = {}
@@ -39,7 +39,7 @@ def unsaid_in(part: Parallel, saved: dict[str, torch.Size]) -> dict[str, Pieces]
     return found
 
 
-def restore_unsaid(part: Parallel, read: dict[str, Pieces]) -> None:
+def restore_residuals(part: Parallel, read: dict[str, Pieces]) -> None:
     """Go on from what was read."""
     for i, sync in enumerate(part.synchronisers()):
         mine = f"{_prefix(part)}{i}."

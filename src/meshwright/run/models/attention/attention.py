@@ -37,9 +37,9 @@ class GroupedAttention(nn.Module):
         self.keeper: Keeper | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        later = self.qkv.in_chunks(context.lane)
+        later = self.qkv.in_chunks(context.mesh)
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane, later=later), x)
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.mesh, later=later), x)
             q, k, v = run("qkv", lambda t: self._qkv(t, context), normed)
             if self.q_norm is not None:
                 q, k = run("qk_norm", lambda q, k: self._normed(q, k, context), q, k)
@@ -51,12 +51,12 @@ class GroupedAttention(nn.Module):
         return attend(q, k, v, context, self.shape.window, drop=drop).flatten(2)
 
     def _proj(self, found: Tensor, context: Context) -> Tensor:
-        return context.dropped(self.proj(found, context.lane), f"{self.layer_name}.proj", self.shape.dropout)
+        return context.dropped(self.proj(found, context.mesh), f"{self.layer_name}.proj", self.shape.dropout)
 
     def _qkv(self, normed: Tensor, context: Context) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values; turned, unless they are to be normed before that."""
-        size, later = self.shape.head_dim, self.qkv.in_chunks(context.lane)
-        product = self.qkv.entered(normed, context.lane) if later else self.qkv(normed)
+        size, later = self.shape.head_dim, self.qkv.in_chunks(context.mesh)
+        product = self.qkv.entered(normed, context.mesh) if later else self.qkv(normed)
         heads = [part // size for part in self.parts]
         if self.turns is None or self.q_norm is not None:
             return product.unflatten(-1, (-1, size)).split(heads, dim=2)  # type: ignore[no-any-return]
@@ -103,7 +103,7 @@ class MultiLatentAttention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         s = self.shape
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.lane), x)
+            normed, x = run("norm", lambda t: entered(self.norm, t, context.mesh), x)
             if s.q_rank:
                 latent = run("q_norm", self.q_norm, run("q_down", self.q_down, normed))
             q = run("q_up" if s.q_rank else "q", lambda t: self._queries(t, context), latent if s.q_rank else normed)
@@ -111,7 +111,7 @@ class MultiLatentAttention(nn.Module):
             latent = run("kv_norm", self.kv_norm, latent)
             k, v = run("kv_up", lambda t, shared: self._keys(t, shared, context), latent, shared)
             found = run("core", lambda q, k, v: self._core(q, k, v, context), q, k, v)
-            return x + run("proj", lambda t: self.proj(t, context.lane), found)
+            return x + run("proj", lambda t: self.proj(t, context.mesh), found)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         drop = Drop(f"{self.layer_name}.core", self.shape.score_dropout)

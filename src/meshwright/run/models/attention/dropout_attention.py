@@ -40,8 +40,8 @@ class Pairs:
 
     def seen(self, sample: int, rows: slice, source: int) -> Tensor:
         """Return whether a query sees a key that a member of the ring has: (query, key)."""
-        lane, documents = self.context.lane, self.context.documents
-        queries, keys = self._places(lane.ring.rank)[rows], self._places(source)
+        mesh, documents = self.context.mesh, self.context.documents
+        queries, keys = self._places(mesh.ring.rank)[rows], self._places(source)
         behind = queries[:, None] - keys[None, :]
         found = (behind >= 0) & (behind < self.window) if self.window else behind >= 0
         if documents is not None:
@@ -50,10 +50,10 @@ class Pairs:
 
     def kept(self, sample: int, rows: slice, source: int, heads: int) -> Tensor:
         """Return which probabilities stay: (own head, query, key)."""
-        lane, keys = self.context.lane, self.context.keys(source)
-        every = heads * lane.tp.size * lane.ulysses.size
-        first = (lane.tp.rank * lane.ulysses.size + lane.ulysses.rank) * heads
-        queries = self._places(lane.ring.rank)[rows]
+        mesh, keys = self.context.mesh, self.context.keys(source)
+        every = heads * mesh.tp.size * mesh.ulysses.size
+        first = (mesh.tp.rank * mesh.ulysses.size + mesh.ulysses.rank) * heads
+        queries = self._places(mesh.ring.rank)[rows]
         which = torch.arange(first, first + heads, device=queries.device) + (self.masks.first + sample) * every
         return self.masks.kept(self.drop.site, self.drop.rate, which, queries, keys)
 

@@ -26,59 +26,59 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.mesh.collectives import Line
+from meshwright.run.mesh.collectives import AxisGroup
 from meshwright.run.torch_private import flash_backward, flash_forward
 
 Bounds = Sequence[Sequence[int]]  # of every sample: where its documents begin, and the last ends
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, line: Line, scale: float, documents: Bounds | None = None
+    q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, scale: float, documents: Bounds | None = None
 ) -> Tensor:
     """Of (batch, own tokens, head, dim); fewer heads of keys and values are shared by several of queries."""
-    found: Tensor = _Ring.apply(q, k, v, line, scale, documents)
+    found: Tensor = _Ring.apply(q, k, v, axis, scale, documents)
     return found
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, line: Line, scale: float, documents: Bounds | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, scale: float, documents: Bounds | None
     ) -> Tensor:
         width, padded = v.shape[-1], _wide(v, q.shape[-1])
         q_, kv = q.transpose(1, 2).contiguous(), torch.stack([k, padded]).transpose(2, 3).contiguous()
         out = torch.zeros_like(q_, dtype=torch.float32)
         total = torch.full(q_.shape[:3], -torch.inf, device=q.device)
         here = kv
-        for step in range(line.size):
-            coming = _sent(here, line) if step + 1 < line.size else None
-            for of, rows, keys, causal in _seen(line, step, q_.shape[2], documents):
+        for step in range(axis.size):
+            coming = _sent(here, axis) if step + 1 < axis.size else None
+            for of, rows, keys, causal in _seen(axis, step, q_.shape[2], documents):
                 kv_ = _repeated(here[:, of, :, keys], q_)
                 some, weight = flash_forward(q_[of, :, rows].contiguous(), *kv_, causal, scale)
                 _merge(out[of, :, rows], total[of, :, rows], some, weight)
             if coming is not None:
                 here = _arrived(coming)
         ctx.save_for_backward(q_, kv, out.to(q.dtype), total)
-        ctx.line, ctx.scale, ctx.width, ctx.documents = line, scale, width, documents
+        ctx.axis, ctx.scale, ctx.width, ctx.documents = axis, scale, width, documents
         return out[..., :width].transpose(1, 2).to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, kv, out, total = ctx.saved_tensors
-        line, shared = ctx.line, q.shape[1] // kv.shape[2]
+        axis, shared = ctx.axis, q.shape[1] // kv.shape[2]
         d_out = _wide(grads[0], q.shape[-1]).transpose(1, 2).contiguous()
         dq = torch.zeros_like(q, dtype=torch.float32)
         here, d_here = kv, torch.zeros_like(kv, dtype=torch.float32)
-        for step in range(line.size):
-            coming = _sent(here, line) if step + 1 < line.size else None
-            for of, rows, keys, causal in _seen(line, step, q.shape[2], ctx.documents):
+        for step in range(axis.size):
+            coming = _sent(here, axis) if step + 1 < axis.size else None
+            for of, rows, keys, causal in _seen(axis, step, q.shape[2], ctx.documents):
                 parts = [part[of, :, rows].contiguous() for part in (d_out, q, out, total)]
                 some = _repeated(here[:, of, :, keys], q)
                 dq_, dk, dv = flash_backward(parts[0], parts[1], *some, parts[2], parts[3], causal, ctx.scale)
                 dq[of, :, rows] += dq_
                 both = torch.stack([dk, dv]).float()
                 d_here[:, of, :, keys] += both.unflatten(2, (-1, shared)).sum(dim=3)
-            d_here = _arrived(_sent(d_here, line)) if line.size > 1 else d_here
+            d_here = _arrived(_sent(d_here, axis)) if axis.size > 1 else d_here
             if coming is not None:
                 here = _arrived(coming)
         dk, dv = d_here.transpose(2, 3).to(q.dtype)
@@ -94,23 +94,23 @@ class _Rectangle(NamedTuple):
     causal: bool
 
 
-def _seen(line: Line, step: int, tokens: int, documents: Bounds | None) -> Iterator[_Rectangle]:
+def _seen(axis: AxisGroup, step: int, tokens: int, documents: Bounds | None) -> Iterator[_Rectangle]:
     """What own queries see of the keys of one member; of no documents, in one rectangle."""
-    source, half, every = (line.rank - step) % line.size, tokens // 2, slice(None)
+    source, half, every = (axis.rank - step) % axis.size, tokens // 2, slice(None)
     if documents is not None:
         for sample, bounds in enumerate(documents):
-            yield from _documents(line, source, half, slice(sample, sample + 1), bounds)
-    elif source == line.rank:
+            yield from _documents(axis, source, half, slice(sample, sample + 1), bounds)
+    elif source == axis.rank:
         yield _Rectangle(every, every, every, True)
-    elif source < line.rank:
+    elif source < axis.rank:
         yield _Rectangle(every, every, slice(0, half), False)
     else:
         yield _Rectangle(every, slice(half, None), every, False)
 
 
-def _documents(line: Line, source: int, half: int, of: slice, bounds: Sequence[int]) -> Iterator[_Rectangle]:
+def _documents(axis: AxisGroup, source: int, half: int, of: slice, bounds: Sequence[int]) -> Iterator[_Rectangle]:
     """Pieces are numbered along the sequence: a member has one from the front and one from the back."""
-    own, theirs = ((rank, 2 * line.size - 1 - rank) for rank in (line.rank, source))
+    own, theirs = ((rank, 2 * axis.size - 1 - rank) for rank in (axis.rank, source))
     for (place, i), (other, j) in product(enumerate(own), enumerate(theirs)):
         first, last = i * half, (i + 1) * half
         here, there = place * half - first, other * half - j * half  # from places in the sample to own places
@@ -144,13 +144,13 @@ def _wide(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-def _sent(x: Tensor, line: Line) -> tuple[Tensor, list[Any]]:
+def _sent(x: Tensor, axis: AxisGroup) -> tuple[Tensor, list[Any]]:
     """To the next member, from the one before."""
     found = torch.empty_like(x)
-    there, here = (line.rank + 1) % line.size, (line.rank - 1) % line.size
+    there, here = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
     work = [
-        dist.P2POp(dist.isend, x, group=line.group, group_peer=there),
-        dist.P2POp(dist.irecv, found, group=line.group, group_peer=here),
+        dist.P2POp(dist.isend, x, group=axis.group, group_peer=there),
+        dist.P2POp(dist.irecv, found, group=axis.group, group_peer=here),
     ]
     return found, dist.batch_isend_irecv(work)
 

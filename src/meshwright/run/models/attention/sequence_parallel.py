@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwright.run.mesh.collectives import Line, exchanged, shifted
+from meshwright.run.mesh.collectives import AxisGroup, exchanged, shifted
 from meshwright.run.models.attention.dropout_attention import NEVER, Drop, Pairs, dropped_block
 from meshwright.run.models.attention.ring_attention import ring_attention
 from meshwright.run.models.context import Context
@@ -36,23 +36,23 @@ def attend(
     Ulysses (Jacobs et al., 2023) trades tokens for heads before and after it; in a ring (Liu et al., 2023) keys and
     values travel.
     """
-    line = context.lane.ulysses
-    if line.size > 1:
-        k, v = (_enough(part, line.size) for part in (k, v))
-        q, k, v = _to_heads((q, k, v), line)
+    axis = context.mesh.ulysses
+    if axis.size > 1:
+        k, v = (_enough(part, axis.size) for part in (k, v))
+        q, k, v = _to_heads((q, k, v), axis)
     if drop is not None and drop.rate and context.masks is not None:
         pairs = Pairs(context, window, drop, context.masks, q.shape[-1] ** -0.5 if scale is None else scale)
         # What is dropped is dropped after the softmax over all keys, so partial softmaxes merge as they do without.
-        found = _in_turns(q, k, v, context.lane.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
+        found = _in_turns(q, k, v, context.mesh.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
     else:
-        found = (_ring if context.lane.ring.size > 1 else _whole)(q, k, v, context, window, scale)
-    return exchanged(found, line, 1, 2)
+        found = (_ring if context.mesh.ring.size > 1 else _whole)(q, k, v, context, window, scale)
+    return exchanged(found, axis, 1, 2)
 
 
-def _to_heads(parts: Sequence[Tensor], line: Line) -> list[Tensor]:
+def _to_heads(parts: Sequence[Tensor], axis: AxisGroup) -> list[Tensor]:
     """Queries, keys and values of own tokens and all heads for those of all tokens and own heads, in one exchange."""
-    mine = [part.unflatten(2, (line.size, -1)).flatten(3) for part in parts]  # (batch, tokens, member, width)
-    joined = exchanged(torch.cat(mine, dim=3), line, 2, 1).squeeze(2)
+    mine = [part.unflatten(2, (axis.size, -1)).flatten(3) for part in parts]  # (batch, tokens, member, width)
+    joined = exchanged(torch.cat(mine, dim=3), axis, 2, 1).squeeze(2)
     own = joined.split([part.shape[3] for part in mine], dim=2)
     return [x.unflatten(2, (-1, part.shape[3])) for x, part in zip(own, parts, strict=True)]
 
@@ -84,23 +84,23 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scal
 
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
     """Sliding windows need masks, and with them all scores of a step."""
-    line = context.lane.ring
+    axis = context.mesh.ring
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not window and (not q.is_cuda or q.dtype != torch.float32):
-        return ring_attention(q, k, v, line, scale, context.documents_of_samples())
+        return ring_attention(q, k, v, axis, scale, context.documents_of_samples())
 
     def block(q: Tensor, k: Tensor, v: Tensor, source: int) -> tuple[Tensor, Tensor]:
         return _block(q, k, v, context.mask(window, source))
 
-    return _in_turns(q * scale, k, v, line, block).to(v.dtype)
+    return _in_turns(q * scale, k, v, axis, block).to(v.dtype)
 
 
-def _in_turns(q: Tensor, k: Tensor, v: Tensor, line: Line, block: _Block) -> Tensor:
+def _in_turns(q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, block: _Block) -> Tensor:
     """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
-    found, weight = block(q, k, v, line.rank)
-    for step in range(1, line.size):
-        k, v = shifted(k, line), shifted(v, line)
-        more, other = block(q, k, v, (line.rank - step) % line.size)
+    found, weight = block(q, k, v, axis.rank)
+    for step in range(1, axis.size):
+        k, v = shifted(k, axis), shifted(v, axis)
+        more, other = block(q, k, v, (axis.rank - step) % axis.size)
         total = torch.logaddexp(weight, other)
         found = found * (weight - total).exp() + more * (other - total).exp()
         weight = total

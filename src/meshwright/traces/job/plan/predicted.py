@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from meshwright.cost.constants import DEFAULT, seen_in
 from meshwright.cost.estimate import Estimate, estimate
 from meshwright.cost.layers.layer import layer_time, operator_seconds, repeated_ops
-from meshwright.cost.layers.layer_config import Ways
-from meshwright.cost.layers.placement import Site
+from meshwright.cost.layers.layer_config import LayerConfig
+from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.memory.device_memory import stages_of
 from meshwright.cost.step.step import PipelineTime
 from meshwright.plans import Plan
@@ -89,9 +89,9 @@ def _classes(found: Estimate, pipeline: Pipeline, stages: list[int]) -> dict[str
     total: dict[str, float] = defaultdict(float)
     for stage in (pipeline.stages[index] for index in stages):
         where = job.cluster.group_index(stage.ranks[0])
-        site = Site.of(job, stage.ranks, where, runtime, constants)
+        site = StagePlacement.of(job, stage.ranks, where, runtime, constants)
         for span in stage.spans:
-            ways = Ways.of(span, span.share(pipeline.samples, span.replica(0)), job, site)
+            ways = LayerConfig.of(span, span.share(pipeline.samples, span.replica(0)), job, site)
             for layer, count in alike(layers_of(job.model, span.layers)):
                 often = count * pipeline.micro_batches
                 again = repeated_ops(layer, span.recompute, site.runtime)
