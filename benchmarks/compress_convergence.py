@@ -74,7 +74,7 @@ def coded(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dev
 def low_rank(shapes: list[tuple[int, ...]], rank: int, device: Any) -> Mean:
     """PowerSGD with factors in 8 bits, as the synchroniser sends them."""
     from meshwright.compression import codec
-    from meshwright.compression.powersgd.codec import LowRank
+    from meshwright.compression.powersgd.low_rank import LowRank
 
     members = [LowRank(shapes, rank, device) for _ in range(RANKS)]
     residuals = [torch.zeros(sum(members[0].counts), device=device) for _ in range(RANKS)]

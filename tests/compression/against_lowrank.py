@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from meshwright.compression.powersgd.codec import LowRank
 from meshwright.compression.powersgd.cuda import DeviceRounds
+from meshwright.compression.powersgd.low_rank import LowRank
 
 Shape = tuple[int, ...]
 

@@ -8,7 +8,7 @@ import torch
 
 from meshwright.base.native import compiler
 from meshwright.compression import codec, codecs
-from meshwright.compression.powersgd.codec import LowRank
+from meshwright.compression.powersgd.low_rank import LowRank
 from meshwright.compression.powersgd.passes import NativePasses, TorchPasses, passes
 from meshwright.compression.powersgd.rounds import orthogonal
 from meshwright.errors import InputError

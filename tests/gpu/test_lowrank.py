@@ -35,7 +35,7 @@ def test_bad_numbers_are_told() -> None:
 
 def test_a_step_is_captured_in_a_graph() -> None:
     """Nothing asks the host: a replay does what the calls did."""
-    from meshwright.compression.powersgd.codec import LowRank
+    from meshwright.compression.powersgd.low_rank import LowRank
 
     flat = torch.randn(512 * 768, device="cuda")
     lows = [LowRank([(512, 768)], 4, "cuda") for _ in range(2)]

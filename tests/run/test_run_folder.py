@@ -116,7 +116,7 @@ def test_a_run_that_lost_its_folder_commits_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_lost_its_folder_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before its next checkpoint, of which there is none here."""
-    monkeypatch.setattr("meshwright.run.folder.folder.take", partial(take, renew=0.05))
+    monkeypatch.setattr("meshwright.run.folder.hold.take", partial(take, renew=0.05))
 
     def steal(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 2:

@@ -89,7 +89,7 @@ class Bench:
 
     def _low_rank(self, name: str) -> Speed:
         """A square matrix: both products read it, the last pass writes it."""
-        from meshwright.compression.powersgd.codec import LowRank
+        from meshwright.compression.powersgd.low_rank import LowRank
 
         used = codec(name)
         side = int(self._flat.numel() ** 0.5)

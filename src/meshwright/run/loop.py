@@ -24,7 +24,7 @@ from meshwright.run.folder.checkpoint.files import sweep
 from meshwright.run.folder.checkpoint.gather import write_whole
 from meshwright.run.folder.checkpoint.huggingface import values_from
 from meshwright.run.folder.events import Events
-from meshwright.run.folder.folder import Hold, hold_folder
+from meshwright.run.folder.hold import Hold, hold_folder
 from meshwright.run.memory.host_memory import Peaks
 from meshwright.run.models.dynamic_precision import Dynamic
 from meshwright.run.models.numerics import numerics

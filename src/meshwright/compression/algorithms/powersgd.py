@@ -12,11 +12,11 @@ ROUNDS = 2
 
 
 def encode(g: Node, *, rank: int = 4, factors: str = "int8") -> NoReturn:
-    raise InputError("has two rounds", field="powersgd", valid="meshwright.compression.powersgd.codec.LowRank")
+    raise InputError("has two rounds", field="powersgd", valid="meshwright.compression.powersgd.low_rank.LowRank")
 
 
 def decode(m: Fields) -> NoReturn:
-    raise InputError("has two rounds", field="powersgd", valid="meshwright.compression.powersgd.codec.LowRank")
+    raise InputError("has two rounds", field="powersgd", valid="meshwright.compression.powersgd.low_rank.LowRank")
 
 
 def check(*, rank: int, factors: str) -> None:

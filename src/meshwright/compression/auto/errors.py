@@ -23,7 +23,7 @@ from torch import Tensor
 
 from meshwright.compression.auto.inputs import Auto, Unit, Way, units
 from meshwright.compression.codec import codec
-from meshwright.compression.powersgd.codec import LowRank
+from meshwright.compression.powersgd.low_rank import LowRank
 from meshwright.compression.sync.bucket import Gradients
 
 _STEPS = 8  # that are tried of PowerSGD

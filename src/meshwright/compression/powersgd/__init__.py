@@ -1,6 +1,6 @@
 """PowerSGD (Vogels et al., 2019): gradients as products of thin matrices.
 
-- `codec`: PowerSGD (Vogels et al
+- `low_rank`: PowerSGD (Vogels et al
 - `cuda`: PowerSGD on a CUDA device
 - `passes`: the three passes of PowerSGD over one matrix
 - `rounds`: powerSGD's rounds, one matrix after the other

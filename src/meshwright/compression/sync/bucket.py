@@ -144,7 +144,7 @@ class Bucket:
         return made
 
     def _low_rank(self, choice: Choice, piece: Piece) -> Topology:
-        from meshwright.compression.powersgd.codec import LowRank as Factors
+        from meshwright.compression.powersgd.low_rank import LowRank as Factors
 
         starts = [sum(torch.Size(shape).numel() for shape in self._shapes[:i]) for i in range(len(self._shapes))]
         mine = [i for i, at in enumerate(starts) if piece.start <= at < piece.stop]

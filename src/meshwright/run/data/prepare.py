@@ -21,9 +21,9 @@ from pathlib import Path
 from meshwright.base.parallel import workers as cores_for
 from meshwright.base.processes import end_with_parent
 from meshwright.errors import InputError
-from meshwright.run.data.folder import check_target, whole_folder
 from meshwright.run.data.manifest import Manifest, Source
 from meshwright.run.data.parsing import Parser, Tokens
+from meshwright.run.data.prepared_folder import check_target, whole_folder
 from meshwright.run.data.sources import PIECE, Piece, find_files, pieces
 from meshwright.run.data.tokenizer import tokenizer_at
 from meshwright.run.data.writing import SHARD, Writer

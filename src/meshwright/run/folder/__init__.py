@@ -3,6 +3,6 @@
 - `checkpoint`: checkpoints
 - `checks`: one message for each thing that a run's folder or a disk refuses
 - `events`: what a run reports
-- `folder`: the folder of a run
+- `hold`: the folder of a run
 - `lock`: the lock of a run's folder
 """

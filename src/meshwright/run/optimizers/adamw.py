@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from meshwright.run.memory.offload_share import on_host
-from meshwright.run.optimizers.offload import Send, fresh_states, visits
+from meshwright.run.optimizers.offloaded_states import Send, fresh_states, visits
 from meshwright.run.parallel.fsdp import local
 
 _PIECE = 2**25  # elements that are cast at a time

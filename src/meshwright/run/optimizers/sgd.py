@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.memory.offload_share import on_host
-from meshwright.run.optimizers.offload import fresh_states, visits
+from meshwright.run.optimizers.offloaded_states import fresh_states, visits
 from meshwright.run.parallel.fsdp import local
 
 

@@ -37,7 +37,7 @@ from meshwright.run.folder.checkpoint.files import (
 from meshwright.run.folder.checkpoint.residuals import residuals_in, residuals_of, restore_residuals, was_left_out
 from meshwright.run.folder.checkpoint.state import Loader, Pieces, Saver, state_of, states_of
 from meshwright.run.folder.checks import unwritable
-from meshwright.run.folder.folder import Hold, on_first_rank
+from meshwright.run.folder.hold import Hold, on_first_rank
 from meshwright.run.optimizers.choose import restore
 from meshwright.run.parallel.parallel_model import Parallel
 from meshwright.run.supervision.watchdog import SAVING
