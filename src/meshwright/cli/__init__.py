@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import click
 
@@ -43,6 +43,12 @@ VERBS = {
     "schema": "meshwright.cli.describing.schema",
     "completion": "meshwright.cli.completion",
 }
+
+# library -> the extra of this package that brings it
+EXTRAS = {
+    "duckdb": "traces", "highspy": "milp", "isal": "traces", "pyarrow": "data", "ray": "ray", "safetensors": "run",
+    "tensorboard": "run", "tokenizers": "data", "torch": "run", "zstandard": "traces",
+}  # fmt: skip
 
 
 class Verbs(click.Group):
@@ -126,6 +132,13 @@ def main() -> None:
         _fail(error)
     except BrokenPipeError:
         _leave_quietly(0)  # the reader has gone; nothing is left to say
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            _bug(error)
+        _fail(
+            InputError(f"this needs {error.name}, which is not installed", valid=f"pip install 'meshwright[{extra}]'")
+        )
     except OSError as error:
         from meshwright.base.files import write_error  # reading and writing files is not loaded for every start
 
@@ -133,13 +146,17 @@ def main() -> None:
         _write(sys.stderr, f"error: {found}")
         _leave_quietly(found.exit_code)
     except Exception as error:
-        traceback.print_exc()
-        problem = "this is a bug in meshwright; please report it with the lines above"
-        _say({"error": f"{type(error).__name__}: {error}"}, problem)
-        sys.exit(BUG)
+        _bug(error)
 
 
-def _fail(error: MeshwrightError) -> None:
+def _bug(error: Exception) -> NoReturn:
+    traceback.print_exception(error)
+    problem = "this is a bug in meshwright; please report it with the lines above"
+    _say({"error": f"{type(error).__name__}: {error}"}, problem)
+    sys.exit(BUG)
+
+
+def _fail(error: MeshwrightError) -> NoReturn:
     facts: dict[str, object] = {"error": str(error)}
     if isinstance(error, InputError | DoesNotFit | DiskFull):
         facts = error.as_json()

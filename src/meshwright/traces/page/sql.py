@@ -2,7 +2,7 @@
 
 | table | rows |
 |-------|------|
-| events, work, collectives, memory, operators, labels | those of the traces (docs/observe.md), with the rank of each |
+| events, work, collectives, memory, operators, labels | those of the traces (docs/traces.md), with the rank of each |
 | steps | one per rank and step: its length and parts in nanoseconds |
 | calls | one per collective of a rank: kind, start, stop, step, bytes, hidden nanoseconds |
 | kernels | one per kernel and rank: count, total, percentiles |
@@ -43,7 +43,7 @@ def ask(found: Analysis, query: str) -> Answer:
         import duckdb
         import pyarrow as pa
     except ImportError as error:
-        raise InputError(f"needs {error.name}", field="--sql", valid="pip install 'meshwright[observe]'") from None
+        raise InputError(f"needs {error.name}", field="--sql", valid="pip install 'meshwright[traces]'") from None
     ranks = found.ranks
     if not ranks:
         raise InputError("there are no traces to ask", field="--sql")

@@ -116,6 +116,6 @@ def _unpacker(first: bytes) -> Callable[[], Any] | None:
         try:
             import zstandard
         except ImportError as error:
-            raise InputError("is packed with zstd", valid="pip install meshwright[observe] to read it") from error
+            raise InputError("is packed with zstd", valid="pip install 'meshwright[traces]'") from error
         return lambda: zstandard.ZstdDecompressor().decompressobj()
     return None
