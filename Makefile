@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test nightly lint bench docs targets clean light run dev
+.PHONY: help demo test quick nightly format lint bench docs targets clean light run dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s: 
@@ -47,6 +47,10 @@ demo: $(VENV)/.light  ## plan a real model on a real cluster, then the parts tha
 	@$(BIN)/python examples/prepare_data.py
 	@$(BIN)/python examples/train_automatically.py
 
+format: $(VENV)/.dev  ## write all files as `make lint` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
 lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, size of the files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -56,11 +60,17 @@ lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, size of the file
 
 docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@$(BIN)/python docs/check_links.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 8
+
+# The planning rooms, and one small training: what most changes break, in under two minutes.
+quick: lint  ## lint, types, tests of the planning rooms, one small training
+	$(BIN)/python -m pytest -q -n 2 -p no:cacheprovider tests/base tests/models tests/clusters tests/plans tests/test_house.py \
+	  tests/search/test_chain.py tests/cost/test_layer.py tests/cost/test_memory.py tests/run/test_quick.py
 
 nightly: $(VENV)/.dev  ## rare and long cases: soaks, kills, signals, many random plans (an hour or more)
 	@sh tests/system_packages.sh
