@@ -99,6 +99,7 @@ def test_a_room_that_imports_one_below_it_is_caught(tmp_path: Path, file: str, l
     assert lint_imports(folder).returncode == 1
 
 
+OURS = r"^https://(github\.com/meshwright/meshwright/blob|raw\.githubusercontent\.com/meshwright/meshwright)/main/"
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -111,7 +112,9 @@ def anchors(page: Path) -> set[str]:
 def test_every_link_leads_somewhere(page: Path) -> None:
     """Relative links and their anchors, in the README too, which the documentation tool does not see."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    for target in re.findall(r"!?\[[^\]]*\]\(([^)\s]+)\)", text):
+    for link in re.findall(r"!?\[[^\]]*\]\(([^)\s]+)\)", text):
+        target = re.sub(OURS, "", link)  # the README is shown by package indexes too, which know no files
+        assert page.name != "README.md" or target != link
         if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = target.partition("#")
