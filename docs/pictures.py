@@ -12,11 +12,19 @@ from pathlib import Path
 from rich.console import Console
 
 from meshwright.cli.describing.glossary import markdown
+from meshwright.cli.running.training_options import table
 from meshwright.cost import plan_memory
 from meshwright.plans import Plan
 from meshwright.plans.picture import draw
 
 HERE = Path(__file__).parent
+BEGIN, END = "<!-- options: written by `python docs/pictures.py` -->", "<!-- end of options -->"
+
+
+def with_options(text: str) -> str:
+    """The page about training with its table of options as they are."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + table() + END + rest.split(END)[1]
 
 
 def picture_of(path: Path) -> str:
@@ -53,4 +61,5 @@ elif __name__ == "__main__":
     target.parent.mkdir(exist_ok=True)
     target.write_text(picture_of(HERE.parent / "examples" / "llama3-70b.json"))
     (HERE / "glossary.md").write_text(markdown())
+    (HERE / "train.md").write_text(with_options((HERE / "train.md").read_text()))
     print(target.name)

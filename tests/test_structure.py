@@ -179,6 +179,19 @@ def test_the_picture_in_the_readme_is_what_show_draws() -> None:
     assert (ROOT / "docs/images/plan.svg").read_text() == picture_of(ROOT / "examples/llama3-70b.json")
 
 
+def test_pages_that_are_made_from_the_code_are_up_to_date() -> None:
+    """`python docs/pictures.py` writes them."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    from pictures import with_options
+
+    from meshwright.cli.describing.glossary import markdown, terms
+
+    page = (ROOT / "docs/train.md").read_text()
+    assert page == with_options(page)
+    assert (ROOT / "docs/glossary.md").read_text() == markdown()
+    assert {term.file for term in terms() if not (ROOT / "src/meshwright" / term.file).exists()} == set()
+
+
 def test_json_presets_and_examples_are_plain_json() -> None:
     for path in [*(ROOT / "src").rglob("*.json"), *(ROOT / "examples").glob("*.json")]:
         json.loads(path.read_text())

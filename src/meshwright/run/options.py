@@ -3,47 +3,72 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from meshwright.base.tables import Table
 from meshwright.errors import InputError
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0, lt=1e38)]
+
+def _option(description: str, **how: Any) -> Meta:
+    """Return what the command line and the documentation say of a field, and its valid range.
+
+    `option`: its name there, if not the field's; `python_only`: it has none; `metavar`, `short`: as click takes them.
+    """
+    extra: dict[str, Any] = {
+        name: how.pop(name) for name in ("option", "short", "metavar", "python_only") if name in how
+    }
+    return Meta(description=description, extra=extra, **how)
 
 
 class Training(Table, frozen=True, kw_only=True):
-    """One run. `plan.json` says how it is parallel, this says what is trained.
+    """Options of one run. `plan.json` says how it is parallel, this says what is trained.
+
+    The command line (`cli/running/training_options.py`) and the table in docs/train.md are made from these fields.
 
     >>> Training(steps=10).rate_at(0) < Training(steps=10).rate_at(1)
     True
     """
 
-    steps: Annotated[int, Meta(ge=1)]
-    data: str = "synthetic"
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    lr: Positive = 3e-4
-    warmup: Annotated[int, Meta(ge=0, description="steps over which the rate rises")] = 2
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
-    clip: Annotated[float, Meta(ge=0, lt=1e38, description="largest norm of all gradients; 0: any")] = 1.0
-    weight_decay: Annotated[float, Meta(ge=0, lt=1e38)] = 0.1
-    balance: Literal["sample", "batch"] = "sample"  # what the balance loss of a mixture is of
-    evaluate_every: Count = 0
-    evaluate_batches: Annotated[int, Meta(ge=1)] = 4
-    output: str = ""  # the run's folder: plan, events, checkpoints; empty: nothing is written
-    save_every: Count = 0  # steps between checkpoints; 0: one at the end
-    keep: Annotated[int, Meta(ge=1)] = 2
-    resume: bool = False
-    auto_resume: bool = False  # go on where there is a checkpoint, else begin: what a scheduler starts again
-    init_from: str = ""  # a folder with weights as Hugging Face writes them
-    export: str = ""  # a folder to write such weights to at the end
-    lora: Count = 0  # rank of the adapters; 0: all weights are trained
-    dynamic: bool = False  # every product in the coarsest type that its numbers stand
-    guard: bool = True  # leave out steps whose loss is far above its recent level
-    wait: Annotated[float, Meta(ge=0, lt=1e38)] = 0.0  # seconds a rank may let others wait; 0: 20 steps, 300 at least
-    profile: str = ""  # a folder for a trace of a few steps
+    data: Annotated[str, _option("synthetic, a prepared folder, or a text, JSONL or Parquet file.")] = "synthetic"
+    steps: Annotated[int, _option("Steps to train, in all.", ge=1)]
+    seed: Annotated[int, _option("Of fresh weights and of the order of samples.", ge=0, le=2**63 - 1)] = 0
+    lr: Annotated[float, _option("Highest learning rate.", gt=0, lt=1e38)] = 3e-4
+    warmup: Annotated[int, _option("Steps over which the rate rises.", ge=0)] = 2
+    decay: Annotated[Literal["cosine", "linear", "constant"], _option("How the rate falls.")] = "cosine"
+    clip: Annotated[float, _option("Largest norm of all gradients; 0: any.", ge=0, lt=1e38)] = 1.0
+    weight_decay: Annotated[float, _option("Of matrices; norms and biases do not decay.", ge=0, lt=1e38)] = 0.1
+    balance: Annotated[
+        Literal["sample", "batch"],
+        _option("What the balance loss of a mixture is of: every sample, or the whole batch."),
+    ] = "sample"
+    evaluate_every: Annotated[int, _option("Steps between evaluations; 0: none.", option="--eval-every", ge=0)] = 0
+    evaluate_batches: Annotated[int, _option("Batches of an evaluation.", python_only=True, ge=1)] = 4
+    output: Annotated[
+        str, _option("The run's folder: plan, events, checkpoints; else nothing is written.", short="-o")
+    ] = ""
+    save_every: Annotated[int, _option("Steps between checkpoints; 0: one at the end.", ge=0)] = 0
+    keep: Annotated[int, _option("Checkpoints to keep.", ge=1)] = 2
+    resume: Annotated[bool, _option("Go on from the last whole checkpoint of --output, under any plan.")] = False
+    auto_resume: Annotated[
+        bool, _option("The same where there is one, else begin: for jobs that are started again.")
+    ] = False
+    init_from: Annotated[str, _option("First weights: a folder with Hugging Face safetensors.")] = ""
+    export: Annotated[str, _option("Write the trained model there, as transformers reads it.")] = ""
+    lora: Annotated[int, _option("Train adapters of this rank, not the weights; 0: the weights.", ge=0)] = 0
+    dynamic: Annotated[
+        bool, _option("Every product in the coarsest type that will do.", option="--dynamic-precision")
+    ] = False
+    guard: Annotated[bool, _option("Leave out steps whose loss is far too high.")] = True
+    wait: Annotated[
+        float,
+        _option(
+            "How long a rank may let others wait before the run fails; 0: 20 predicted steps, 300 at least.",
+            metavar="SECONDS", ge=0, lt=1e38,
+        ),
+    ] = 0.0  # fmt: skip
+    profile: Annotated[str, _option("Write a trace of three steps per process to this folder.")] = ""
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0: a rise, then a fall to a tenth."""

@@ -1,90 +1,100 @@
-"""The options of a run, the same for `train` and for `launch`."""
+"""The options of a run, the same for `train` and for `launch`, made from the fields of `run.options.Training`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
+from msgspec import NODEFAULT, Meta
+from msgspec.structs import fields
 
 from meshwright.base.tables import convert
 from meshwright.cli.common import F
 from meshwright.errors import InputError
-
-if TYPE_CHECKING:
-    from meshwright.run.options import Training
-
-_OPTIONS = (
-    click.option(
-        "--data", default="synthetic", help="synthetic (default), a prepared folder, or a text, JSONL or Parquet file."
-    ),
-    click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps to train, in all."),
-    click.option(
-        "--seed",
-        type=click.IntRange(0, 2**63 - 1),
-        default=0,
-        help="Of fresh weights and of the order of samples (default 0).",
-    ),
-    click.option(
-        "--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Highest rate (default 3e-4)."
-    ),
-    click.option("--warmup", type=click.IntRange(min=0), default=2, help="Steps over which it rises (default 2)."),
-    click.option(
-        "--decay", type=click.Choice(["cosine", "linear", "constant"]), default="cosine", help="How it falls."
-    ),
-    click.option(
-        "--clip", type=click.FloatRange(min=0), default=1.0, help="Largest norm of gradients; 0: any (default 1)."
-    ),
-    click.option("--weight-decay", type=click.FloatRange(min=0), default=0.1, help="Default 0.1."),
-    click.option(
-        "--balance",
-        type=click.Choice(["sample", "batch"]),
-        default="sample",
-        help="What the balance loss of a mixture is of: every sample (default), or the whole batch.",
-    ),
-    click.option(
-        "--eval-every", "evaluate_every", type=click.IntRange(min=0), default=0, help="Steps between evaluations."
-    ),
-    click.option("--output", "-o", default="", help="The run's folder: plan, events, checkpoints."),
-    click.option(
-        "--save-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints (default: the end)."
-    ),
-    click.option("--keep", type=click.IntRange(min=1), default=2, help="Checkpoints to keep (default 2)."),
-    click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint of --output, under any plan."),
-    click.option(
-        "--auto-resume", is_flag=True, help="The same where there is one, else begin: for jobs that are started again."
-    ),
-    click.option("--init-from", default="", help="First weights: a folder with Hugging Face safetensors."),
-    click.option("--export", default="", help="Write the trained model there, as transformers reads it."),
-    click.option("--lora", type=click.IntRange(min=0), default=0, help="Train adapters of this rank, not the weights."),
-    click.option(
-        "--dynamic-precision", "dynamic", is_flag=True, help="Every product in the coarsest type that will do."
-    ),
-    click.option("--guard/--no-guard", default=True, help="Leave out steps whose loss is far too high (default: do)."),
-    click.option(
-        "--wait",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        metavar="SECONDS",
-        help="How long a rank may let others wait before the run fails (default: 20 predicted steps, 300 at least).",
-    ),
-    click.option("--profile", default="", help="Write a trace of three steps per process to this folder."),
-)
+from meshwright.run.options import Training
 
 
 def training_options(verb: F) -> F:
     """How long, on what, how fast it learns, what it leaves behind."""
-    for option in reversed(_OPTIONS):
-        verb = option(verb)
+    for name, kind, meta, default in reversed([*_described()]):
+        if not (meta.extra or {}).get("python_only"):
+            verb = click.option(*_names(name, kind, meta, default), **_how(kind, meta, default))(verb)
     return verb
 
 
 def run_of(options: dict[str, Any]) -> Training:
     """The run that the options say; a mistake is at the option."""
-    from meshwright.run.options import Training
-
     try:
         return convert(options, Training)
     except InputError as error:
-        name = {"evaluate_every": "eval-every"}.get(error.field, error.field)
-        error.field = f"--{name.replace('_', '-')}"
+        error.field = option_of(error.field)
         raise
+
+
+def option_of(field: str) -> str:
+    """Return the name that a field has on the command line.
+
+    >>> option_of("evaluate_every"), option_of("init_from")
+    ('--eval-every', '--init-from')
+    """
+    extra = next((meta.extra or {} for name, _, meta, _ in _described() if name == field), {})
+    return str(extra.get("option", f"--{field.replace('_', '-')}"))
+
+
+def table() -> str:
+    """Return the options as a table of the documentation."""
+    lines = ["| option | Python | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, kind, meta, default in _described():
+        option = "" if (meta.extra or {}).get("python_only") else f"`{option_of(name)}`"
+        text = str(meta.description) + (f" One of {', '.join(get_args(kind))}." if get_origin(kind) is Literal else "")
+        shown = "required" if default is NODEFAULT else "" if default == "" else f"`{default}`"
+        lines.append(f"| {option} | `{name}` | {shown} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _described() -> Iterator[tuple[str, Any, Meta, Any]]:
+    """Yield name, type, description and default of every field."""
+    hints = get_type_hints(Training, include_extras=True)
+    for field in fields(Training):
+        kind, meta = get_args(hints[field.name])
+        yield field.name, kind, meta, field.default
+
+
+def _names(name: str, kind: Any, meta: Meta, default: Any) -> list[str]:
+    option = option_of(name)
+    if kind is bool and default:
+        option = f"{option}/--no-{option.removeprefix('--')}"
+    short = (meta.extra or {}).get("short")
+    return [option, *([short] if short else []), name]
+
+
+def _how(kind: Any, meta: Meta, default: Any) -> dict[str, Any]:
+    """Return what click is told of an option."""
+    shown = (
+        f" (default {default if isinstance(default, str) else format(default, 'g')})."
+        if _worth_saying(kind, default)
+        else "."
+    )
+    told: dict[str, Any] = {"help": str(meta.description)[:-1] + shown}
+    if meta.extra and "metavar" in meta.extra:
+        told["metavar"] = meta.extra["metavar"]
+    if default is NODEFAULT:
+        told["required"] = True
+    else:
+        told["default"] = default
+    if kind is bool:
+        return told if default else told | {"is_flag": True}
+    if get_origin(kind) is Literal:
+        return told | {"type": click.Choice(get_args(kind))}
+    if kind is int:
+        least, most = (None if limit is None else int(limit) for limit in (meta.ge, meta.le))
+        return told | {"type": click.IntRange(least, most)}
+    if kind is float:
+        return told | {"type": click.FloatRange(meta.ge if meta.gt is None else meta.gt, min_open=meta.gt is not None)}
+    return told
+
+
+def _worth_saying(kind: Any, default: Any) -> bool:
+    """Return True for a default that is neither nothing nor a switch."""
+    return default is not NODEFAULT and kind is not bool and default not in ("", 0)
