@@ -14,9 +14,10 @@ from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from meshwright.base.version import RELEASE
 from meshwright.errors import DoesNotFit, InputError, MeshwrightError, PlanError, UnknownName
 
-__version__ = "0.1.0"
+__version__ = RELEASE
 
 if TYPE_CHECKING:
     from meshwright.clusters import Cluster

@@ -38,6 +38,7 @@ MOMENTARY = {
     "mfu",
     "peak_memory_bytes",
     "peak_tensor_bytes",
+    "made_by",
     "time",
     "run",
     "host",

@@ -6,4 +6,5 @@
 - `processes`: processes started from a user's script, and looked at from others
 - `tables`: tables of JSON and TOML to typed facts
 - `units`: numbers as people read them
+- `version`: the release
 """

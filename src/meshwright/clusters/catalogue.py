@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from dataclasses import replace
@@ -15,8 +16,19 @@ from meshwright.errors import UnknownName, plain
 
 
 @cache
+def _text() -> str:
+    return resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
+
+
+@cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8"))
+    return tomllib.loads(_text())
+
+
+@cache
+def catalogue_version() -> str:
+    """Return a digest of the catalogue: plans say which one they were made with."""
+    return hashlib.sha256(_text().encode()).hexdigest()[:12]
 
 
 def device_names() -> list[str]:

@@ -53,7 +53,7 @@ class Cluster:
             raise InputError(f"holds {kind_of(table)}, expected a table", file=file)
         name, groups, between = groups_of(dict(table), file)
         label = name or Path(file).stem or "+".join(f"{g.nodes}x{g.devices_per_node}x{g.device.name}" for g in groups)
-        return Cluster(label, groups, between, reference={**table, "name": label})
+        return Cluster(label, groups, between, reference=_without_version(table) | {"name": label})
 
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Cluster:
@@ -121,3 +121,8 @@ def _local(text: str) -> Cluster:
     if ":" in text and not (re.fullmatch(r"[0-9]{1,4}", wanted) and 1 <= int(wanted) <= 1024):
         raise InputError(f"'{text}' is not a local cluster", valid="local, or local:1 to local:1024")
     return detect(int(wanted) if wanted else 0).cluster
+
+
+def _without_version(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table as plans hold it: they have a version of their own."""
+    return {name: value for name, value in table.items() if name != "version"}

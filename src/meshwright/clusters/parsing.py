@@ -53,7 +53,11 @@ class GroupTable(Table, frozen=True, kw_only=True):
     measured: MeasuredTable | None = None
 
 
+VERSION = 1  # of cluster files: grows when a field changes its meaning; a file without one is of version 1
+
+
 class ClusterTable(Table, frozen=True, kw_only=True):
+    version: Annotated[int, Meta(ge=1)] = VERSION
     group: Annotated[list[GroupTable], Meta(min_length=1)]
     name: str = ""
     between: LinkTable | None = None
@@ -95,6 +99,9 @@ def _in_servers(part: str, devices: int, kind: str) -> tuple[int, int]:
 def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | None]:
     """A cluster table (from TOML or from a plan) -> name, groups, link between groups."""
     parsed = convert(table, ClusterTable, file=file)
+    if parsed.version > VERSION:
+        problem = f"is {parsed.version}, written by a newer meshwright; this one reads up to {VERSION}"
+        raise InputError(problem, file=file, field="version", valid=f"1 to {VERSION}")
     groups = []
     for i, row in enumerate(parsed.group):
         try:

@@ -6,11 +6,14 @@ nothing (how long its host takes per kernel), the number is read off the runs th
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from meshwright.clusters import Device
 from meshwright.cost.compression import Codec
+from meshwright.cost.constants import DEFAULT
 from meshwright.errors import UnknownName
 from meshwright.models import Slice
 from meshwright.plans import Job, Span
@@ -304,3 +307,9 @@ def runtime(name: str) -> Runtime:
         return RUNTIMES[name]
     except KeyError:
         raise UnknownName("runtime", name, RUNTIMES, see=", ".join(RUNTIMES)) from None
+
+
+@cache
+def calibration_version() -> str:
+    """Return a digest of all constants of the cost model: plans say which ones they were made with."""
+    return hashlib.sha256(repr((DEFAULT, RUNTIMES)).encode()).hexdigest()[:12]

@@ -24,6 +24,7 @@ from meshwright.base.files import read_json, write_text
 from meshwright.base.processes import script_left_alone
 from meshwright.clusters import Cluster
 from meshwright.clusters.detect import detect
+from meshwright.clusters.parsing import VERSION
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.measurement import links
 from meshwright.measurement.layers import Compared, beside_kernels, compare
@@ -300,7 +301,7 @@ def _written(output: str, here: _Here, everyone: Sequence[_Here], state: State) 
             priced = Cluster.from_table({"group": [row]})
             row["measured"] = slower(row["measured"], beside_kernels(seen, priced, here.device))
         row["link"] = link_tables(plain.links, found)
-    table = {"name": platform.node() or "this machine", "group": groups}
+    table = {"version": VERSION, "name": platform.node() or "this machine", "group": groups}
     cluster = Cluster.from_table(table, file=output)
     write_text(output, tomli_w.dumps(table))
     return cluster

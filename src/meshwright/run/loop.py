@@ -40,6 +40,7 @@ from meshwright.run.supervision.watchdog import SAVING, Watchdog
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPES["fp8"] = torch.bfloat16  # of all but the products of blocks
+EVENTS = 1  # version of events.jsonl: grows when a fact changes its name or meaning
 _BAD_STEPS = 20  # in a row, whose gradients are no numbers: training has failed
 Tell = Callable[[dict[str, Any]], None]
 
@@ -104,6 +105,7 @@ def _train(
     start = _resume(loop, checkpoints, say) if (run.resume or run.auto_resume) and checkpoints else 0
     say(
         "start",
+        version=EVENTS,
         step=start,
         steps=run.steps,
         devices=plan.devices,

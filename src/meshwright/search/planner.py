@@ -13,10 +13,12 @@ import msgspec
 from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
+from meshwright.base.version import RELEASE
 from meshwright.clusters import Cluster
+from meshwright.clusters.catalogue import catalogue_version
 from meshwright.cost.constants import DEFAULT, Constants, seen_in
 from meshwright.cost.estimate import Estimate, estimate
-from meshwright.cost.runtime import Runtime, runtime
+from meshwright.cost.runtime import Runtime, calibration_version, runtime
 from meshwright.errors import InputError, UnknownName
 from meshwright.plans import Job, Pipeline, Plan, Span, Stage
 from meshwright.plans.rules.case import Case
@@ -220,10 +222,17 @@ def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float, s
         "solver": solver, "seconds": round(seconds, 4), "optimal": proven, "bound": bound,
         "gap": 0.0 if proven else gap, "space_bound": search.bound, "explored": search.explored, "simulated": search.settled,
         "runtime": search.runtime.name, "fixed": dict(search.limits.fixed), "forbidden": sorted(search.limits.forbidden),
-        "headroom": search.limits.headroom,
+        "headroom": search.limits.headroom, "made_by": made_by(),
     }  # fmt: skip
     document = replace(best, search=facts, estimate=summary(found))
     return Answer(document, found, tuple(plans[1:6]))
+
+
+def made_by() -> dict[str, str]:
+    """Return which release, catalogue and calibration make the answers of this program."""
+    return {
+        "meshwright": RELEASE, "catalogue": catalogue_version(), "calibration": calibration_version(),
+    }  # fmt: skip
 
 
 def summary(found: Estimate) -> dict[str, Any]:

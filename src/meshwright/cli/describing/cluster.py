@@ -33,9 +33,10 @@ def detect(output: str | None, json_: bool) -> None:
 
     from meshwright.base.files import write_text
     from meshwright.clusters.detect import detect as look
+    from meshwright.clusters.parsing import VERSION
 
     found = look()
-    text = tomli_w.dumps(found.table)
+    text = tomli_w.dumps({"version": VERSION, **found.table})
     if output:
         write_text(output, text)
     for note in found.notes:

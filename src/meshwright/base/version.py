@@ -1,0 +1,3 @@
+"""The release of this package."""
+
+RELEASE = "0.1.0"
