@@ -18,7 +18,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "could not create $(VENV): is the venv module installed?" >&2; rm -rf $(VENV); exit 1; }
 
 # A stamp is written only after its install succeeded, so an interrupted set-up is simply repeated.
-$(VENV)/.light: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.light: pyproject.toml setup.py constraints.txt $(shell find src -name "*.c") | $(BIN)/python
 	@echo "setting up: planning (light)"
 	@$(PIP) --editable .
 	@touch $@

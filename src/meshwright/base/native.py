@@ -1,4 +1,4 @@
-"""C that is built once with the platform's compiler, kept in the user's cache, and called without holding up Python."""
+"""C in this package: compiled with the wheel, or, where it is generated, once by the platform's compiler."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,20 @@ def compiler() -> str:
     """The C compiler of this machine, "" if there is none."""
     wanted = [os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang"]
     return next((found for name in wanted if name and (found := shutil.which(name))), "")
+
+
+@cache
+def packaged(module: str) -> Any:
+    """Return a library that was compiled when this package was built: `meshwright.traces.rank._nesting`."""
+    package, _, name = module.rpartition(".")
+    path = files(package).joinpath(name + str(sysconfig.get_config_var("EXT_SUFFIX")))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            f"{path.name} is missing: this package was built without a C compiler; install a wheel, or a compiler and then "
+            "meshwright again"
+        ) from error
 
 
 @cache

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.base.native import BuildError, compiler, loaded
+from meshwright.base.native import BuildError, packaged
 from meshwright.traces.distinct import distinct
 from meshwright.traces.reading import Trace
 
@@ -113,7 +112,7 @@ def _compiled(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
 def _library() -> Any:
     """nesting.c; None where it cannot be built, of which whoever read the trace has told."""
     try:
-        made = loaded(files("meshwright.traces.rank").joinpath("nesting.c").read_text()) if compiler() else None
+        made = packaged("meshwright.traces.rank._nesting")
     except BuildError:
         return None
     if made:

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 import sysconfig
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from meshwright.base.native import BuildError, compiler, loaded
+from meshwright.base.native import BuildError, packaged
 from meshwright.watcher.values.describe import layout_text
-
-_FILES = (
-    "tensor.c",
-    "same.c",
-    "call.c",
-    "object.c",
-    "locals.c",
-    "words.c",
-    "hook.c",
-    "steps.c",
-)  # one text: each uses those before it
 
 
 @cache
 def compiled() -> tuple[Callable[..., Any], ...] | None:
     """`Makers` of unchanged.py; None where C cannot be built, or threads of Python run at the same time."""
-    include = sysconfig.get_path("include")
-    if (
-        not compiler()
-        or not os.path.exists(os.path.join(include, "Python.h"))
-        or sysconfig.get_config_var("Py_GIL_DISABLED")
-    ):
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
-    folder = files("meshwright.watcher.values")
-    text = "".join(folder.joinpath(name).read_text() for name in _FILES)
     try:
-        # the version in front: what is built holds for this one alone
-        library = loaded(f"// {sys.version!r}\n{text}", include)
+        library = packaged("meshwright.watcher.values._hooks")
     except BuildError:
         return None
     functions = ctypes.PyDLL(library._name).functions

@@ -6,17 +6,15 @@ import ctypes
 import weakref
 from enum import IntEnum
 from functools import cache
-from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.base.native import loaded
+from meshwright.base.native import packaged
 from meshwright.traces.reading.columns import COUNTS, INNER, OUTER, TABLES, Columns, Scanned, widths_of
 
-SOURCES = ("texts.c", "numbers.c", "event.c", "scanner.c")
 WIDTHS = (np.uint8, np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)  # of the columns in scanner.c
 
 
@@ -101,8 +99,7 @@ class CompiledScanner:
 
 @cache
 def _library() -> Any:
-    folder = files("meshwright.traces.reading.scanner")
-    made = loaded("\n".join(folder.joinpath(name).read_text() for name in SOURCES))
+    made = packaged("meshwright.traces.reading.scanner._scanner")
     pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, result, arguments in (
         ("begin", pointer, []),
