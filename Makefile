@@ -65,6 +65,7 @@ docs: $(VENV)/.dev  ## build the documentation; a dead link is an error
 
 test: lint docs  ## everything CI checks
 	@sh tests/system_packages.sh
+	@sh tests/other_pythons.sh tests/watcher tests/clusters
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 8
 
 # The planning rooms, and one small training: what most changes break, in under two minutes.
@@ -74,6 +75,7 @@ quick: lint  ## lint, types, tests of the planning rooms, one small training
 
 nightly: $(VENV)/.dev  ## rare and long cases: soaks, kills, signals, many random plans (an hour or more)
 	@sh tests/system_packages.sh
+	@sh tests/other_pythons.sh tests/watcher tests/clusters tests/plans tests/models tests/frameworks tests/traces
 	$(BIN)/python -m pytest -m nightly --durations 8
 
 # Each framework has a file of pinned versions; a test is skipped by name where its framework could not be installed.
@@ -89,4 +91,4 @@ bench: $(VENV)/.dev  ## measurements; each prints the peer and us
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove everything that make has built
-	rm -rf $(VENV) $(TARGETS) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TARGETS) .venv-pythons docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

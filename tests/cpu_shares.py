@@ -83,6 +83,7 @@ def _whole(config: pytest.Config) -> bool:
     return not chosen and os.environ.get("MESHWRIGHT_SHARES") != "off"
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_testnodedown(node: Any) -> None:
     for room, seconds in getattr(node, "workeroutput", {}).get("cpu_seconds", {}).items():
         _SPENT[room] += seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-LONGEST = 400  # lines; a file above this needs splitting
+LONGEST = 450  # lines; a file above this needs splitting
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "meshwright"
 
 

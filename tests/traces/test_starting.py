@@ -60,9 +60,9 @@ def test_what_the_user_has_set_stays(tmp_path: Path, name: str) -> None:
         "mw.analyze(file); ",
     ],
 )
-def test_planning_is_a_room_and_a_verb_however_it_came(tmp_path: Path, first: str) -> None:
+def test_planning_is_a_function_however_it_came(tmp_path: Path, first: str) -> None:
     job = "mw.Job(mw.Model.preset('tiny-llama'), mw.Cluster.preset('1xcpu'), global_batch=4, seq_len=32, precision='fp32')"
-    seen = "isinstance(found, mw.plans.Plan), mw.plan.Plan is mw.Plan, mw.cost.RUNTIMES != ()"
+    seen = "isinstance(found, mw.Plan), mw.plans.Plan is mw.Plan, mw.cost.RUNTIMES != ()"
     code = f"{first}found = mw.plan({job}); print({seen})"
     assert told_by(code, tmp_path) == "True True True"
 
