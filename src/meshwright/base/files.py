@@ -1,4 +1,4 @@
-"""Reading what users wrote and writing what they keep: precise errors, no half-written file."""
+"""Read files with precise errors and write them without ever leaving half a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, in a 
 
 
 def read_text(path: str | Path) -> str:
-    """The whole file as UTF-8 text; every way this can fail is an `InputError`."""
+    """Return the whole file as UTF-8 text; any failure is an `InputError`."""
     name = str(path)
     try:
         raw = Path(path).read_bytes()
@@ -36,7 +36,7 @@ def read_text(path: str | Path) -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Bytes from a file or a pipe as text; a byte-order mark is no mistake, an empty text is."""
+    """Return bytes from a file or a pipe as text. A byte-order mark is accepted, an empty text is refused."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,7 +47,7 @@ def decode_text(raw: bytes, name: str) -> str:
 
 
 def parse_json(text: str, name: str = "") -> Any:
-    """JSON with the line and column of a mistake; duplicate keys, NaN and Infinity are mistakes."""
+    """Parse JSON and report the line and column of a mistake. Duplicate keys, NaN and Infinity are mistakes."""
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def parse_json(text: str, name: str = "") -> Any:
 
 
 def _at(text: str, what: str, problem: str, name: str, *, last: bool = False) -> InputError:
-    """An error with the line and column where `what` stands, first or last."""
+    """Return an error with the line and column of `what`, at its first or last occurrence."""
     position = text.rfind(what) if last else text.find(what)
     if position < 0:
         return InputError(problem, file=name)
@@ -98,7 +98,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 
 def parse_toml(text: str, name: str = "") -> dict[str, Any]:
-    """TOML with the line and column of a mistake."""
+    """Parse TOML and report the line and column of a mistake."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -121,7 +121,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def writable(option: str, path: str) -> None:
-    """Refuse a path that nothing can be written to, before long work that ends there."""
+    """Refuse a path that cannot be written, before long work whose result goes there."""
     folder = os.path.dirname(path) or "."
     if not path or os.path.isdir(path):
         raise InputError("is a folder" if path else "names no file", field=option, valid="the path of a file")
@@ -134,13 +134,13 @@ def writable(option: str, path: str) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write beside the target, then rename: readers see the old file or the new one, never half.
 
-    Links are followed; what is no regular file (a pipe, a device) is written to, not replaced.
+    Links are followed. A pipe or a device is written to, not replaced.
     """
     write_texts({path: text})
 
 
 def write_texts(texts: Mapping[str | Path, str]) -> None:
-    """Write several files, none of which appears before all of them are on the disk."""
+    """Write several files; none appears before all of them are on the disk."""
     try:
         replace_texts(texts)
     except OSError as error:
@@ -148,7 +148,7 @@ def write_texts(texts: Mapping[str | Path, str]) -> None:
 
 
 def replace_texts(texts: Mapping[str | Path, str]) -> None:
-    """Write as `write_texts` does; what the disk refuses is raised as an `OSError` that names the file."""
+    """Write as `write_texts` does, but raise an `OSError` that names the file when the disk refuses."""
     staged: list[tuple[str | Path, Path, str]] = []
     path: str | Path = ""
     try:
@@ -175,7 +175,7 @@ def replace_texts(texts: Mapping[str | Path, str]) -> None:
 
 
 def write_error(error: OSError, *, file: str, field: str = "") -> InputError | DiskFull:
-    """Return what to raise where the system refuses to write: a full disk is no mistake of the user's.
+    """Return the error to raise where the system refuses to write; a full disk is not the user's mistake.
 
     >>> write_error(OSError(errno.ENOSPC, "No space left on device"), file="a.json").exit_code
     1
@@ -191,7 +191,7 @@ def _umask() -> int:
 
 
 def pretty_json(value: Any, width: int = 100, one_line: Callable[[Any], bool] = lambda value: False) -> str:
-    """JSON for people: whatever fits on a line stays on one line, and so does what `one_line` picks.
+    """Return JSON for people: on one line whatever fits there or `one_line` picks.
 
     >>> print(pretty_json({"a": [1, 2], "b": {"c": None}}, width=20), end="")
     {
@@ -220,7 +220,7 @@ def _layout(value: Any, indent: int, width: int, one_line: Callable[[Any], bool]
 
 
 def line_of(facts: dict[str, Any]) -> str:
-    """On one line; JSON has no word for what is no finite number.
+    """Return facts as one line of JSON; a number that is not finite becomes null.
 
     >>> line_of({"loss": float("inf")})
     '{"loss": null}'

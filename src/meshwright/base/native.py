@@ -33,12 +33,12 @@ BUILD_SECONDS = 120
 
 
 class BuildError(MeshwrightError):
-    """The compiler did not do what it was asked to."""
+    """Failure of the compiler."""
 
 
 @cache
 def compiler() -> str:
-    """The C compiler of this machine, "" if there is none."""
+    """Return the C compiler of this machine, "" if there is none."""
     wanted = [os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang"]
     return next((found for name in wanted if name and (found := shutil.which(name))), "")
 
@@ -59,7 +59,7 @@ def packaged(module: str) -> Any:
 
 @cache
 def loaded(source: str, include: str = "") -> Any:
-    """C source, built and loaded; `include` is a folder of headers that it needs.
+    """Build and load C source; `include` is a folder of headers that it needs.
 
     >>> if compiler():
     ...     assert loaded("int twice(int x) { return 2 * x; }").twice(21) == 42
@@ -71,7 +71,10 @@ def loaded(source: str, include: str = "") -> Any:
 
 
 def _shared_object(source: str, include: str) -> Path:
-    """The file, built unless an earlier process has: written aside and renamed, so that no process sees half of it."""
+    """Return the path of the library, and build it unless an earlier process has.
+
+    It is written to a temporary folder and renamed, so that no process sees half of it.
+    """
     flags = (*FLAGS, f"-I{include}") if include else FLAGS
     key = hashlib.sha256("\n".join([source, _compiler_version(), repr((flags, FASTEST_FIRST)), _cpu()]).encode())
     folder = _cache_folder()
@@ -98,7 +101,7 @@ def _compiler_version() -> str:
 
 @cache
 def _cpu() -> str:
-    """What -march=native depends on: a cache may be shared by machines."""
+    """Return what -march=native depends on: machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -110,7 +113,7 @@ def _cpu() -> str:
 
 @cache
 def _cache_folder() -> Path:
-    """The user's own: code is loaded from it, so that no other user may write there."""
+    """Return the user's own cache folder: code is loaded from it, so no other user may write there."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(home) / "meshwright" / "native"
     try:

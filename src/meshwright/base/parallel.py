@@ -1,8 +1,8 @@
-"""Independent searches on all cores: what would help, runners-up, the points of a sweep.
+"""Run independent searches on all cores: what-if changes, runners-up, the points of a sweep.
 
-A single search takes about a second and stays on one core; around it many are asked for. Workers are forked, so they
-start in milliseconds and share what is imported; where that cannot be done (other threads run, or the system has no
-fork) the same work is done one by one.
+A single search takes about a second on one core; a command asks for many. Workers are forked, so they start in
+milliseconds and share what is imported. Where forking is impossible (other threads run, or the system has no fork), the
+work is done one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST = 16  # workers
 
 
 def workers(count: int) -> int:
-    """Processes for so many pieces of work: the cores this one may use, or 1 where nothing can be forked."""
+    """Return the number of processes for `count` items: at most the cores of this process, 1 without fork."""
     if count < 2 or threading.active_count() > 1 or "fork" not in multiprocessing.get_all_start_methods():
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -29,7 +29,7 @@ def workers(count: int) -> int:
 
 
 def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-    """(position, result) of every item, in the order in which they are done.
+    """Yield (position, result) of every item, in the order in which they are done.
 
     >>> sorted(in_parallel(abs, [-3, 2]))
     [(0, 3), (1, 2)]
@@ -52,7 +52,7 @@ def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
 
 
 def _quiet() -> None:
-    """Ctrl-C reaches workers too; it is the parent that ends them."""
+    """Ignore Ctrl-C in a worker; the parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

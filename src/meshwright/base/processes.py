@@ -1,4 +1,4 @@
-"""Processes of this machine: started from somebody's script, and looked at from others."""
+"""Start processes from a user's script, and inspect the processes of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 @contextmanager
 def script_left_alone() -> Iterator[None]:
-    """Processes begun meanwhile do not run the user's script again, as multiprocessing would: they need nothing of it.
+    """Start processes meanwhile without running the user's script again, as multiprocessing would.
 
     >>> with script_left_alone():
     ...     hasattr(sys.modules["__main__"], "__file__")
@@ -31,9 +31,9 @@ def script_left_alone() -> Iterator[None]:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let Linux kill this process as soon as the one that forked it is gone, even inside a long call of C.
+    """Let Linux kill this process as soon as its parent is gone, even inside a long call of C.
 
-    The parent may be gone before the request is made: then nobody would send the signal.
+    If the parent is already gone before the request, nobody would send the signal.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -42,22 +42,22 @@ def end_with_parent(parent: int) -> None:
 
 
 def this_machine() -> str:
-    """Return a name that is equal for processes that can see each other; empty where that cannot be known."""
+    """Return a name that is equal for processes that can see each other; empty if it is unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def started_at(pid: int) -> str:
-    """Return when a process was started, in clock ticks since boot; empty if that cannot be seen.
+    """Return when a process started, in clock ticks since boot; empty if unknown.
 
-    Process numbers are used again: number and start together name one process.
+    Process numbers are reused: number and start together identify one process.
     """
     return (_stat(pid) + [""] * 20)[19]
 
 
 def state_of(pid: int, started: str = "") -> str:
-    """Return the state as ps prints it (R, S, D, T, Z); empty if the process is gone or its number is another's now.
+    """Return the state as ps prints it (R, S, D, T, Z); empty if the process is gone or its number was reused.
 
     >>> state_of(os.getpid(), started_at(os.getpid())) in "RSD"
     True
@@ -67,7 +67,7 @@ def state_of(pid: int, started: str = "") -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the process's name, which may hold spaces and brackets."""
+    """Return the fields of /proc/PID/stat after the process name, which may hold spaces and brackets."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Tables that users write (JSON, TOML) -> typed facts, with errors that name the field and what is valid."""
+"""Convert tables that users write (JSON, TOML) to typed structs, with errors that name the field and what is valid."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _is_table(kind: Any) -> bool:
 
 
 def _unwrap(kind: Any) -> list[Any]:
-    """The members of a union or annotation, without None."""
+    """Return the members of a union or annotation, without None."""
     if typing.get_origin(kind) is typing.Annotated:
         return _unwrap(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -94,7 +94,7 @@ def _unwrap(kind: Any) -> list[Any]:
 
 
 def _type_at(kind: Any, path: str) -> Any:
-    """The declared type at a path such as `stages[0].spans[...].tp`."""
+    """Return the declared type at a path such as `stages[0].spans[...].tp`."""
     for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
         following = None
         for member in _unwrap(kind):

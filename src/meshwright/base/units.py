@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers as people read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ MICRO, GIGA, TERA = 1e-6, 1e9, 1e12
 
 
 def count(number: float) -> str:
-    """
+    """Return a count with a letter for its magnitude.
+
     >>> count(70553706496), count(1557611200), count(512)
     ('70.6B', '1.56B', '512')
     """
@@ -18,7 +19,8 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """
+    """Return bytes in binary units.
+
     >>> size(85899345920), size(1536)
     ('80.0 GiB', '1.5 KiB')
     """
@@ -29,7 +31,8 @@ def size(number: float) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """
+    """Return bandwidth in decimal units.
+
     >>> rate(450e9), rate(1.25e9)
     ('450 GB/s', '1.25 GB/s')
     """

@@ -1,4 +1,4 @@
-"""On what? Devices, links and topology; a catalogue of real hardware; groups of different kinds."""
+"""Hardware to train on: devices, links and topology, a catalogue, and groups of different kinds."""
 
 from meshwright.clusters.catalogue import device, device_aliases, device_names, reported_names, source
 from meshwright.clusters.cluster import Cluster

@@ -1,4 +1,4 @@
-"""The catalogue of real hardware (catalogue.toml): every number with its source."""
+"""Read the catalogue of real hardware (catalogue.toml), where every number has a source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalogue_version() -> str:
 
 
 def device_names() -> list[str]:
-    """Every device of the catalogue, in its order.
+    """Return every device of the catalogue, in its order.
 
     >>> "h100" in device_names()
     True
@@ -45,7 +45,7 @@ def device_aliases(name: str) -> tuple[str, ...]:
 
 
 def source(identifier: str) -> dict[str, str]:
-    """The document behind a number: title, publisher, sometimes an address."""
+    """Return the source of a number: title, publisher, sometimes an address."""
     found: dict[str, str] = _tables()["source"][identifier]
     return found
 
@@ -57,12 +57,12 @@ def _by_spelling() -> dict[str, str]:
 
 
 def architectures() -> list[str]:
-    """Generations of chips that the catalogue tells apart."""
+    """Return the chip generations of the catalogue."""
     return sorted({row["architecture"] for row in _tables()["device"].values() if row["architecture"]})
 
 
 def find_device(name: str) -> str:
-    """The catalogue's own name for a device, from any spelling of it.
+    """Return the catalogue's name for a device, from any spelling.
 
     >>> find_device("A100")
     'a100-80gb'
@@ -78,13 +78,13 @@ def find_device(name: str) -> str:
 
 
 def reported_devices() -> dict[str, str]:
-    """Names that drivers print -> catalogue names."""
+    """Return a map from names that drivers print to catalogue names."""
     table = _tables()["device"]
     return {reported: name for name in table for reported in table[name]["reported_as"]}
 
 
 def reported_names(name: str) -> tuple[str, ...]:
-    """What drivers print for a device of the catalogue, the present name first; a device of one's own has none.
+    """Return the driver names of a catalogue device, the present one first; a user's own device has none.
 
     >>> reported_names("v100-32gb"), reported_names("mine")
     (('Tesla V100-SXM2-32GB',), ())
@@ -93,7 +93,7 @@ def reported_names(name: str) -> tuple[str, ...]:
 
 
 def device(name: str) -> Device:
-    """One device of the catalogue.
+    """Return one device of the catalogue.
 
     >>> device("h100").flops["bf16"] / 1e12
     989.4
@@ -119,12 +119,12 @@ def device(name: str) -> Device:
 
 
 def server_size(name: str) -> int:
-    """Devices in the server this device is usually sold in."""
+    """Return the number of devices in the usual server of this device."""
     return int(_tables()["device"][find_device(name)]["devices_per_node"][0])
 
 
 def group(name: str, nodes: int, devices_per_node: int) -> Group:
-    """Nodes of a catalogue device, with its usual links fitted to the number of devices per node."""
+    """Return nodes of a catalogue device, with its usual links fitted to the number of devices per node."""
     key = find_device(name)
     row = _tables()["device"][key]
     usual = server_size(key)
@@ -147,7 +147,7 @@ def _link(table: dict[str, Any], usual: int) -> Link:
 
 
 def parse_pairs(texts: list[str]) -> tuple[tuple[int, int, int], ...]:
-    """'0-3:2' = two bricks between devices 0 and 3."""
+    """Parse pairs: '0-3:2' means two bricks between devices 0 and 3."""
     pairs = []
     for text in texts:
         ends, bricks = text.split(":")
@@ -157,7 +157,10 @@ def parse_pairs(texts: list[str]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _fit(link: Link, usual: int, wanted: int) -> Link:
-    """A server with more or fewer devices than usual: node-wide links and rails grow with it, shared adapters do not."""
+    """Fit a link to a server with another number of devices.
+
+    Node-wide links and rails grow with it, shared adapters do not.
+    """
     if link.topology == "rails":
         return replace(link, aggregate=link.bandwidth * wanted)
     if link.span == usual and link.topology != "cube-mesh" and usual != wanted:

@@ -1,4 +1,4 @@
-"""`Cluster`: on what a job trains, as groups of equal nodes."""
+"""`Cluster`: the hardware of a job, as groups of equal nodes."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Cluster:
 
     name: str
     groups: tuple[Group, ...]
-    between: Link | None = None  # joins different groups; by default the slower of their networks
-    # How a document refers to this cluster: the string it was made from, or a table that rebuilds it.
+    between: Link | None = None  # joins different groups; default: the slower of their networks
+    # Reference to this cluster in a document: the string it was made from, or a table that rebuilds it.
     reference: str | Mapping[str, Any] = field(default="", compare=False, repr=False)
 
     @staticmethod
     def preset(text: str) -> Cluster:
-        """From a string such as `8x8xh100`: nodes x devices per node x kind, groups joined by `+`; or `local`."""
+        """Parse `local` or groups such as `8x8xh100` (nodes x devices per node x kind), joined by `+`."""
         if text == "local" or text.startswith("local:"):
             return _local(text)
         return Cluster(text, parse_groups(text), reference=text)
 
     @staticmethod
     def from_toml(path: str | Path) -> Cluster:
-        """From a TOML file; `docs/cluster.md` shows every field."""
+        """Read a TOML file; `docs/cluster.md` shows every field."""
         return Cluster.from_table(read_toml(path), file=str(path))
 
     @staticmethod
     def from_table(table: Mapping[str, Any], file: str = "") -> Cluster:
-        """From the contents of such a file."""
+        """Return the cluster of a table with the fields of such a file."""
         if not isinstance(table, Mapping):
             raise InputError(f"holds {kind_of(table)}, expected a table", file=file)
         name, groups, between = groups_of(dict(table), file)
@@ -57,7 +57,7 @@ class Cluster:
 
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Cluster:
-        """Whatever a user may name: a string, the path of a TOML file, or a table."""
+        """Return the cluster a user names: a string, the path of a TOML file, or a table."""
         if not isinstance(what, str | Path):
             return Cluster.from_table(what)
         if str(what).endswith(".toml") or os.path.isfile(what):
@@ -73,20 +73,20 @@ class Cluster:
         return (0, *accumulate(group.devices for group in self.groups))
 
     def group_index(self, rank: int) -> int:
-        """Which group a device belongs to."""
+        """Return the index of the group that holds a device."""
         if not 0 <= rank < self.devices:
             raise InputError(f"device {rank} is not in {self.name}", valid=f"0 to {self.devices - 1}")
         return next(i for i, end in enumerate(self._starts[1:]) if rank < end)
 
     def first_rank(self, group: int) -> int:
-        """The number of a group's first device."""
+        """Return the number of a group's first device."""
         return self._starts[group]
 
     def device(self, rank: int) -> Device:
         return self.groups[self.group_index(rank)].device
 
     def kinds(self, ranks: Sequence[int]) -> list[Device]:
-        """The devices a set of ranks is made of, one for each group it touches."""
+        """Return the kinds of devices in a set of ranks, one per group."""
         low, high = min(ranks), max(ranks)
         if high - low + 1 == len(ranks):
             touched: Sequence[int] = range(self.group_index(low), self.group_index(high) + 1)
@@ -95,12 +95,12 @@ class Cluster:
         return [self.groups[g].device for g in touched]
 
     def node(self, rank: int) -> tuple[int, int]:
-        """(group, node inside the group) of a device."""
+        """Return (group, node inside the group) of a device."""
         index = self.group_index(rank)
         return index, (rank - self._starts[index]) // self.groups[index].devices_per_node
 
     def link(self, a: int, b: int) -> Link:
-        """The fastest link on which two different devices meet."""
+        """Return the fastest link that joins two different devices."""
         group_a, group_b = self.group_index(a), self.group_index(b)
         if group_a == group_b:
             start = self._starts[group_a]
@@ -114,7 +114,7 @@ class Cluster:
 
 
 def _local(text: str) -> Cluster:
-    """`local` is this machine; `local:4` four of its devices, or four worker processes without any."""
+    """Return this machine for `local`; for `local:4` four of its devices, or four worker processes without any."""
     from meshwright.clusters.detect import detect
 
     wanted = text.partition(":")[2]

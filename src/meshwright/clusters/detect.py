@@ -1,4 +1,4 @@
-"""What is in this machine: asks the vendors' own tools, falls back to the CPU. Never imports torch."""
+"""Detect the devices of this machine with the vendors' tools, or use the CPU. Never imports torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FLOPS_PER_CYCLE = (("avx512f", 64), ("avx2", 32), ("asimd", 16), ("sse2", 8))
 
 @dataclass(frozen=True)
 class Found:
-    """One device as its driver describes it."""
+    """One device as its driver reports it."""
 
     reported: str
     memory: int  # bytes
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Detected:
-    """The machine as a cluster of one node, the table to save, and what could not be known."""
+    """This machine as a cluster of one node, the table to save, and notes on unknown values."""
 
     cluster: Cluster
     table: dict[str, Any]
@@ -42,7 +42,7 @@ class Detected:
 
 
 def detect(limit: int = 0) -> Detected:
-    """This machine; `limit` takes only so many devices, or starts so many CPU workers."""
+    """Detect this machine; `limit` is the most devices to use, or the number of CPU workers."""
     silent = []
     for tool, ask in (("nvidia-smi", _nvidia), ("rocm-smi", _amd), ("npu-smi", _ascend)):
         if path := shutil.which(tool):
@@ -68,14 +68,14 @@ def _run(*command: str) -> str:
 
 
 def _visible(found: list[Found]) -> list[Found]:
-    """Only what CUDA_VISIBLE_DEVICES lets through; as in CUDA, the list ends at the first that does not exist."""
+    """Return the devices in CUDA_VISIBLE_DEVICES; as in CUDA, the list ends at the first that does not exist."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
     visible = []
     for name in (part.strip() for part in chosen.split(",")):
         if name.startswith(("GPU-", "MIG-")):
-            visible.append(found[0])  # which one it is does not matter among equals
+            visible.append(found[0])  # equal devices: any of them will do
         elif re.fullmatch(r"[0-9]{1,4}", name) and int(name) < len(found):
             visible.append(found[int(name)])
         else:
@@ -108,7 +108,7 @@ def _amd(path: str) -> list[Found]:
 
 
 def _ascend(path: str) -> list[Found]:
-    """npu-smi prints a table: a row with the chip's name, then one with its memory as `used / total` MB."""
+    """Parse npu-smi's table: a row with the chip's name, then one with its memory as `used / total` MB."""
     found, name = [], ""
     for row in _run(path, "info").splitlines():
         cells = [cell.strip() for cell in row.strip("| ").split("|")]
@@ -121,7 +121,7 @@ def _ascend(path: str) -> list[Found]:
 
 
 def _known(reported: str) -> str:
-    """The catalogue's device for a driver's name, or nothing."""
+    """Return the catalogue's device for a driver's name, or ""."""
     by_plain = {plain(name): key for name, key in catalogue.reported_devices().items()}
     return by_plain.get(plain(reported), "")
 
@@ -154,7 +154,7 @@ def _nvlink_missing(tool: str) -> bool:
 
 
 def _without_nvlink(device: str, size: int) -> list[dict[str, Any]]:
-    """The catalogue's links without NVLink; PCIe joins the node where nothing else does."""
+    """Return the catalogue's links without NVLink; PCIe joins the node if nothing else does."""
     links = [link for link in catalogue.group(device, 1, size).links if link.kind != "nvlink"]
     rows: list[dict[str, Any]] = []
     if size > 1 and not any(link.span >= size for link in links):
@@ -169,7 +169,7 @@ def _without_nvlink(device: str, size: int) -> list[dict[str, Any]]:
 
 
 def _cpu(workers: int, notes: list[str]) -> Detected:
-    """Worker processes that share the cores and the memory this process may use."""
+    """Return worker processes that share the cores and memory of this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = workers or cores
     memory = _memory_limit()
@@ -190,7 +190,7 @@ def _cpu(workers: int, notes: list[str]) -> Detected:
 
 
 def _memory_limit(read: Callable[[str], str] | None = None) -> int:
-    """Bytes this process may use: the machine's memory, or its control group's limit where that is lower."""
+    """Return the bytes this process may use: the machine's memory, or its control group's limit if lower."""
     read = read or (lambda path: Path(path).read_text("utf-8") if Path(path).is_file() else "")
     total = re.search(r"MemTotal:\s+(\d+) kB", read("/proc/meminfo"))
     limits = [int(total[1]) * 1024] if total else [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -201,7 +201,7 @@ def _memory_limit(read: Callable[[str], str] | None = None) -> int:
 
 
 def _core_flops() -> float:
-    """fp32 FLOP/s of one core from its clock and vector extensions; 3 GHz where the clock is not shown."""
+    """Return fp32 FLOP/s of one core from its clock and vector extensions; 3 GHz if the clock is unknown."""
     path = Path("/proc/cpuinfo")
     info = path.read_text("utf-8", "replace") if path.is_file() else ""
     clocks = [float(mhz) for mhz in re.findall(r"cpu MHz\s*:\s*([\d.]+)", info)]

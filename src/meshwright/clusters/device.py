@@ -1,4 +1,4 @@
-"""One accelerator, one kind of link, and a group of equal nodes."""
+"""Structs of one accelerator, one kind of link, and a group of equal nodes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Device:
     host_bandwidth: float  # bytes/s to or from host memory, one direction
     architecture: str = ""  # a generation of chips that reach the same part of their peak: hopper, cdna3, ...
     watts: float = 0.0  # power of the board; 0: not known
-    measured: Measured | None = None  # what it does, where somebody has looked
+    measured: Measured | None = None  # measured rates, if any
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Link:
-    """One tier of the network: which devices it joins and how fast."""
+    """One tier of the network: the devices it joins, and its speed."""
 
     kind: LinkKind
     topology: Topology
@@ -49,11 +49,11 @@ class Link:
     span: int = 0  # consecutive devices joined; 0: all
     inside_node: bool = False  # a span is counted inside each node; else through all nodes (NVL72)
     pairs: tuple[tuple[int, int, int], ...] = ()  # cube-mesh: (i, j, bricks)
-    measured: MeasuredLink | None = None  # what collectives reach, where somebody has looked
+    measured: MeasuredLink | None = None  # measured rates of collectives, if any
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def joins(self, a: int, b: int) -> bool:
-        """Whether two devices (numbered inside their node, or their group) meet on this tier."""
+        """Return True if this tier joins two devices (numbered inside their node, or their group)."""
         if not self.span:
             return True
         if a // self.span != b // self.span:
@@ -65,7 +65,7 @@ class Link:
         return next((n for x, y, n in self.pairs if (x, y) == (low, high)), 0)
 
     def between(self, a: int, b: int) -> Link:
-        """The link as two given devices see it: a cube mesh gives each pair its own bricks."""
+        """Return the link as two given devices see it: a cube mesh gives each pair its own bricks."""
         if self.topology != "cube-mesh":
             return self
         most = max(sum(n for x, y, n in self.pairs if i in (x, y)) for i in range(self.span))  # bricks of one device
@@ -92,7 +92,7 @@ class Group:
         return self.links[-1]
 
     def link(self, a: int, b: int) -> Link:
-        """The fastest tier on which two different devices of the group meet."""
+        """Return the fastest tier that joins two different devices of the group."""
         size = self.devices_per_node
         same_node = a // size == b // size
         for link in self.links:

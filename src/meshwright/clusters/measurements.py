@@ -1,7 +1,7 @@
-"""What was measured on a machine, instead of what its datasheet and the catalogue's curves promise.
+"""Measured rates of a machine, used instead of its datasheet and the catalogue's curves.
 
-`meshwright measure` fits these few numbers to its timings; a cluster file holds them, and `cost/` uses each one that is
-there. Units in the file are those people read (TFLOP/s, GB/s, microseconds); here everything is SI.
+`meshwright measure` fits these few numbers to its timings. A cluster file holds them; `cost/` uses each one that is
+present. Units in the file are for people (TFLOP/s, GB/s, microseconds); here everything is SI.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Part = Annotated[float, Meta(ge=0, le=10)]
 
 
 class ProductTable(Table, frozen=True, kw_only=True):
-    """Matrix products of one precision: (m + half) (k + half_k) (n + half) / rate, and a floor."""
+    """Matrix products of one precision: (m + half) (k + half_k) (n + half) / rate, with a least time."""
 
     tflops: Rate
     half_k: Some = 0.0
@@ -30,7 +30,10 @@ class ProductTable(Table, frozen=True, kw_only=True):
 
 
 class AttentionTable(Table, frozen=True, kw_only=True):
-    """A fused kernel of one precision, forward and backward: rate x keys / (keys + half) x rows / (rows + half)."""
+    """Fused kernel of one precision, forward and backward.
+
+    Its rate is: rate x keys / (keys + half) x rows / (rows + half).
+    """
 
     tflops: tuple[Rate, Rate]
     half_keys: tuple[Some, Some] = (0.0, 0.0)
@@ -39,32 +42,32 @@ class AttentionTable(Table, frozen=True, kw_only=True):
 
 
 class MeasuredTable(Table, frozen=True, kw_only=True):
-    """What a cluster file says under `measured`; everything is optional."""
+    """The `measured` table of a cluster file; everything is optional."""
 
     how: str = ""  # when, and with which software
     product: dict[str, ProductTable] = {}
     attention: dict[str, AttentionTable] = {}
-    memory_gb_s: Rate | None = None  # of kernels that only pass over memory
-    cached_gb_s: Rate | None = None  # of what fits into a cache of `cache_mib`
+    memory_gb_s: Rate | None = None  # kernels that only read and write memory
+    cached_gb_s: Rate | None = None  # data that fits into a cache of `cache_mib`
     cache_mib: Some = 0.0
     norm_gb_s: Rate | None = None
     kernel_us: Some | None = None  # the smallest kernel
-    update_gb_s: Rate | None = None  # of an optimizer's step
+    update_gb_s: Rate | None = None  # optimizer step
     host_gb_s: Rate | None = None  # to or from host memory
-    host_update_gb_s: Rate | None = None  # at which the host updates offloaded states
-    launch_us: Some | None = None  # for the host to issue a kernel
-    issues_alone: bool | None = None  # whether no kernel runs while the host issues the next
-    contention: Part | None = None  # each second of communication under computation slows it by so much
-    shard_us: Some | None = None  # for the host to bring in a sharded layer, both passes
-    context_gib: Some | None = None  # of the driver, kernels and communicators
-    fragmentation: Part | None = None  # reserved beyond the peak of activations and temporaries
+    host_update_gb_s: Rate | None = None  # update of offloaded states on the host
+    launch_us: Some | None = None  # the host's time to issue a kernel
+    issues_alone: bool | None = None  # True if no kernel runs while the host issues the next
+    contention: Part | None = None  # seconds that computation loses per second of overlapped communication
+    shard_us: Some | None = None  # the host's time to gather a sharded layer, both passes
+    context_gib: Some | None = None  # driver, kernels and communicators
+    fragmentation: Part | None = None  # memory reserved beyond the peak of activations and temporaries
 
 
 class MeasuredLinkTable(Table, frozen=True, kw_only=True):
-    """What collectives reach on a link, per device."""
+    """Measured rates of collectives on a link, per device."""
 
     reduce_gb_s: Rate
-    gather_gb_s: Rate  # gathers and scattered sums
+    gather_gb_s: Rate  # all-gather and reduce-scatter
     exchange_gb_s: Rate
     send_gb_s: Rate
     step_us: Some  # of one step of a ring
@@ -73,17 +76,17 @@ class MeasuredLinkTable(Table, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Products:
-    """(m x k) @ (k x n) of one precision."""
+    """Rates of (m x k) @ (k x n) in one precision."""
 
-    rate: float  # FLOP/s of large ones
-    half_k: float  # inner steps that are lost in every product
-    half: float  # rows and columns likewise
+    rate: float  # FLOP/s of large products
+    half_k: float  # steps along k that every product loses
+    half: float  # rows and columns that every product loses
     floor: float  # seconds
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A fused kernel of one precision, forward and backward."""
+    """Rates of a fused kernel in one precision, forward and backward."""
 
     rate: tuple[float, float]  # FLOP/s
     half_keys: tuple[float, float]
@@ -93,14 +96,14 @@ class Attention:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one kind of device does; None where nobody looked."""
+    """Measured rates of one kind of device; None if not measured."""
 
     how: str = ""
     products: Mapping[str, Products] = field(default_factory=dict)  # by precision
     attention: Mapping[str, Attention] = field(default_factory=dict)
     memory: float | None = None  # bytes/s
-    cached: float | None = None  # bytes/s of what fits into a cache
-    cache: float = 0.0  # bytes of it
+    cached: float | None = None  # bytes/s of data that fits into a cache
+    cache: float = 0.0  # bytes in that cache
     norm: float | None = None  # bytes/s
     kernel: float | None = None  # seconds
     update: float | None = None  # bytes/s
@@ -116,7 +119,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """What collectives reach on a link: bytes/s of one device by kind, seconds of a step and of a start."""
+    """Measured rates of collectives on a link: bytes/s of one device by kind, seconds of a step and of a start."""
 
     reduce: float
     gather: float
@@ -127,7 +130,7 @@ class MeasuredLink:
 
 
 def measured(table: MeasuredTable) -> Measured:
-    """From the units of a file."""
+    """Convert a table from the units of a file."""
 
     def scaled(value: float | None, unit: float) -> float | None:
         return None if value is None else value * unit
@@ -151,7 +154,7 @@ def measured(table: MeasuredTable) -> Measured:
 
 
 def measured_link(table: MeasuredLinkTable) -> MeasuredLink:
-    """From the units of a file."""
+    """Convert a table from the units of a file."""
     return MeasuredLink(
         table.reduce_gb_s * GIGA, table.gather_gb_s * GIGA, table.exchange_gb_s * GIGA, table.send_gb_s * GIGA,
         table.step_us * MICRO, table.start_us * MICRO,

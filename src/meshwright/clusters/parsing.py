@@ -1,4 +1,4 @@
-"""Clusters as people write them: `2x8xa100-80gb+4x8xv100-32gb`, or a TOML file for the rest."""
+"""Parse clusters as people write them: `2x8xa100-80gb+4x8xv100-32gb`, or a TOML file for the rest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class ClusterTable(Table, frozen=True, kw_only=True):
 
 
 def parse_groups(text: str) -> tuple[Group, ...]:
-    """`NODESxDEVICESxKIND`, several joined by `+`; `16xh100` is 16 devices in their usual servers, `h100` one."""
+    """Parse `NODESxDEVICESxKIND`, several joined by `+`.
+
+    `16xh100` means 16 devices in their usual servers, `h100` one device.
+    """
     return tuple(_parse_group(part.strip(), text) for part in text.split("+"))
 
 
@@ -86,7 +89,7 @@ def _parse_group(part: str, whole: str) -> Group:
 
 
 def _in_servers(part: str, devices: int, kind: str) -> tuple[int, int]:
-    """So many devices as (nodes, devices per node): one node while they fit into one, else full servers."""
+    """Return (nodes, devices per node): one node while the devices fit into one, else full servers."""
     usual = catalogue.server_size(kind)
     if devices <= usual:
         return 1, devices
@@ -97,7 +100,7 @@ def _in_servers(part: str, devices: int, kind: str) -> tuple[int, int]:
 
 
 def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | None]:
-    """A cluster table (from TOML or from a plan) -> name, groups, link between groups."""
+    """Convert a cluster table (from TOML or a plan) to name, groups, and the link between groups."""
     parsed = convert(table, ClusterTable, file=file)
     if parsed.version > VERSION:
         problem = f"is {parsed.version}, written by a newer meshwright; this one reads up to {VERSION}"
@@ -118,7 +121,7 @@ def groups_of(table: object, file: str) -> tuple[str, tuple[Group, ...], Link | 
 
 
 def _group(row: GroupTable, file: str, field: str) -> Group:
-    """Start from the catalogue when it knows the device; what the table says goes before it."""
+    """Return a group: catalogue values of a known device, overridden by the table."""
     _own_sources(row)
     try:
         name = catalogue.find_device(row.device)
@@ -131,7 +134,7 @@ def _group(row: GroupTable, file: str, field: str) -> Group:
 
 
 def _own_group(row: GroupTable, file: str, field: str, unknown: UnknownName) -> Group:
-    """A device of the user's own: the table must say everything the catalogue would."""
+    """Return a group of the user's own device: the table must hold every value the catalogue would."""
     needed = {"memory_gib": row.memory_gib, "memory_gb_s": row.memory_gb_s, "tflops": row.tflops or UNSET}
     missing = [name for name, value in needed.items() if value is UNSET]
     missing += [] if row.link else ["link"]

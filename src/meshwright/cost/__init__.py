@@ -1,6 +1,6 @@
-"""What does a choice cost? Time and memory of any plan, and the timeline of any pipeline.
+"""Cost model: time and memory of any plan, and the timeline of any pipeline.
 
-What prices bytes or seconds needs numpy, which is loaded when it is first used.
+Functions that price bytes or seconds need numpy, which is loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""A step as a Chrome or Perfetto trace: per device group what it computes, what it sends, and where it waits."""
+"""Export a step as a Chrome or Perfetto trace: computation, communication and waiting of each device group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.cost.layers.stage import StageTime
 from meshwright.cost.step.pipeline import Event
 from meshwright.cost.step.step import PipelineTime
 
-# What an action spends its time on, in the order it is drawn.
+# Parts of an action's time, in the order they are drawn.
 PARTS = (
     "recompute",
     "compute",
@@ -37,10 +37,13 @@ ACTIONS = {"F": "forward", "B": "backward", "I": "backward (inputs)", "W": "back
 
 
 def chrome_trace(estimate: Estimate) -> dict[str, Any]:
-    """The whole step in Chrome's trace format; times in microseconds.
+    """Return the whole step in Chrome's trace format; times in microseconds.
 
-    A process per pipeline and device group, three rows each: actions of the schedule, what they are spent on
-    (exposed communication included), and communication that is hidden under computation.
+    There is one process per pipeline and device group, with three rows:
+
+    - actions of the schedule
+    - parts of their time, exposed communication included
+    - communication overlapped with computation
     """
     events: list[dict[str, Any]] = []
     process = 0
@@ -84,7 +87,7 @@ def _group(process: int, group: int, pipeline: PipelineTime) -> Iterator[dict[st
 
 
 def _inside(process: int, event: Event, time: StageTime) -> Iterator[dict[str, Any]]:
-    """What one action is spent on, one part after the other; hidden communication beside it."""
+    """Yield the parts of one action, one after the other; overlapped communication beside them."""
     when = "forward" if event.kind == "F" else "backward"
     now = event.start
     for part, seconds in action_parts(time.spent, when, event.kind, time.weight_gradient):
@@ -103,7 +106,7 @@ def _inside(process: int, event: Event, time: StageTime) -> Iterator[dict[str, A
 
 
 def action_parts(spent: Mapping[Part, float], when: str, kind: str, weight: float) -> Iterator[tuple[str, float]]:
-    """(what, seconds) of one action; weight gradients run apart from the rest in zero-bubble schedules."""
+    """Yield (part, seconds) of one action; zero-bubble schedules run weight gradients separately."""
     for part in PARTS:
         seconds = spent.get((when, part), 0.0)
         if kind == "W":

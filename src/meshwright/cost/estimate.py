@@ -33,7 +33,7 @@ CONVENTION = (
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """What one step of a plan takes, and where the time goes.
+    """Time of one step of a plan, by part.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
@@ -66,7 +66,7 @@ class Estimate:
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
-        """Seconds of the step by what they are spent on, a mean over device groups; they add up to the step."""
+        """Seconds of the step by part, a mean over device groups; they add up to the step."""
         slowest = max(self.pipelines, key=lambda p: p.seconds)
         return slowest.breakdown | {"between pipelines": rest} if (rest := self._between) > 0 else slowest.breakdown
 
@@ -76,7 +76,7 @@ class Estimate:
 
     @cached_property
     def hidden(self) -> dict[str, float]:
-        """Seconds of communication per step that run under computation, a mean over device groups."""
+        """Seconds of communication overlapped with computation per step, a mean over device groups."""
         return max(self.pipelines, key=lambda p: p.seconds).hidden
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Estimate:
         )
 
     def to_table(self) -> dict[str, Any]:
-        """Everything but the timeline, as JSON knows it."""
+        """Return everything but the timeline, as JSON knows it."""
         return {
             "model": self.job.model.name,
             "cluster": self.job.cluster.name,
@@ -113,7 +113,7 @@ class Estimate:
 def estimate(
     job: Job, plan: Plan, runtime_name: str | Runtime = "meshwright", constants: Constants = DEFAULT
 ) -> Estimate:
-    """Price a plan, whether a search found it or a person wrote it, as a given framework would run it."""
+    """Price a plan, from a search or written by hand, as a given framework would run it."""
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     _same_job(job, plan)
     constants = seen_in(job.cluster, constants)
@@ -130,7 +130,7 @@ def estimate(
 
 
 def _same_job(job: Job, plan: Plan) -> None:
-    """A plan belongs to one job: pricing it for another would mix the two."""
+    """Check that the plan belongs to the job: pricing it for another would mix the two."""
     for name in ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer"):
         theirs, ours = getattr(plan.job, name), getattr(job.written(), name)
         if theirs != ours:
@@ -139,7 +139,7 @@ def _same_job(job: Job, plan: Plan) -> None:
 
 
 def _peak(job: Job, plan: Plan) -> float:
-    """FLOP/s of all devices in use, by the datasheets."""
+    """Return the FLOP/s of all devices in use, by the datasheets."""
     peaks = [peak_flops(group.device, job.precision) for group in job.cluster.groups]
     if len(peaks) == 1:
         return plan.devices * peaks[0]
@@ -148,13 +148,13 @@ def _peak(job: Job, plan: Plan) -> float:
 
 
 def _forward_flops(job: Job) -> float:
-    """Of one sample, wherever it runs."""
+    """Return the forward FLOPs of one sample, over all devices."""
     whole = Slice(1, job.seq_len, job.precision)
     return float(sum(count * layer.forward_flops(whole) for layer, count in alike(job.model.layers)))
 
 
 def _repeated_flops(job: Job, plan: Plan, runtime: Runtime) -> float:
-    """FLOPs of the step that recomputation adds."""
+    """Return the FLOPs that recompute adds to the step."""
     whole = Slice(1, job.seq_len, job.precision)
     total = 0.0
     for pipeline in plan.pipelines:

@@ -1,4 +1,4 @@
-"""An estimate as a page of its own: the pipeline's timeline, where the time goes, and what fills the memory."""
+"""Write an estimate as an HTML page: the pipeline's timeline, the parts of the step, and the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.plans import Pipeline
 from meshwright.plans.picture import strategy_text
 from meshwright.plans.stored_estimate import MEMORY_PARTS
 
-# Actions of the schedule, apart for colour-blind readers.
+# Actions of the schedule, distinct for colour-blind readers.
 _COLOURS = {
     "F": "#3b6ea8", "B": "#c4622d", "I": "#d98f5f", "W": "#8e4585", "gradients": "#3a7d44", "optimizer": "#7d7a2c",
 }  # fmt: skip
@@ -27,20 +27,20 @@ MOST_EVENTS = 60_000  # drawn on the page; of a longer timeline the middle is le
 
 
 def page(estimate: Estimate, notes: Sequence[str] = ()) -> str:
-    """HTML that needs nothing else: opens from the file system."""
+    """Return one self-contained HTML file that opens from the file system."""
     template = resources.files(__package__).joinpath("assets/estimate.html").read_text("utf-8")
     # "</" would end the script element early, wherever a name contains it.
     return template.replace("__DATA__", json.dumps(_data(estimate) | {"notes": list(notes)}).replace("</", "<\\/"))
 
 
 def job_text(estimate: Estimate) -> str:
-    """What was priced: the job."""
+    """Return the priced job in one line."""
     job = estimate.job
     return f"{job.global_batch:,} samples of {job.seq_len:,} tokens, {job.precision}, {job.optimizer}"
 
 
 def plan_text(estimate: Estimate) -> str:
-    """What was priced: the plan, as far as a line holds it; every pipeline of several, and how many ways differ."""
+    """Return the priced plan in one line: every pipeline, and the number of different strategies."""
     pipelines = estimate.plan.pipelines
     if len(pipelines) == 1:
         return _pipeline_text(pipelines[0])
@@ -49,9 +49,9 @@ def plan_text(estimate: Estimate) -> str:
 
 def _pipeline_text(pipeline: Pipeline) -> str:
     groups = len(pipeline.stages) // pipeline.schedule.virtual
-    ways = list(dict.fromkeys(strategy_text(span) for stage in pipeline.stages for span in stage.spans))
-    more = f" and {len(ways) - 1} other way" + "s" * (len(ways) > 2) if len(ways) > 1 else ""
-    words = [(ways[0] or "one device") + more]
+    strategies = list(dict.fromkeys(strategy_text(span) for stage in pipeline.stages for span in stage.spans))
+    more = f" and {len(strategies) - 1} other way" + "s" * (len(strategies) > 2) if len(strategies) > 1 else ""
+    words = [(strategies[0] or "one device") + more]
     if groups > 1:
         virtual = f", {pipeline.schedule.virtual} stages each" if pipeline.schedule.virtual > 1 else ""
         words.append(f"{groups} device groups{virtual}, {pipeline.schedule.name}")

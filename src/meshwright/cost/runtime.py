@@ -1,7 +1,7 @@
-"""What a training framework fuses, hides and keeps: the same plan takes a different time in each.
+"""Properties of training frameworks: the same plan takes a different time in each.
 
-Most fields are documented features, on or off, or bytes that the code moves. Where a framework's documentation says
-nothing (how long its host takes per kernel), the number is read off the runs that are its public record, and says so.
+Most fields are documented features, on or off, or bytes that the code moves. Undocumented numbers, such as the host's
+time per kernel, are fitted to the framework's published runs, and a comment says so.
 """
 
 from __future__ import annotations
@@ -24,66 +24,66 @@ AttentionKernel = Literal["unfused", "triton", "flash", "native"]
 
 @dataclass(frozen=True)
 class Runtime:
-    """One way to execute a plan."""
+    """One framework that executes a plan."""
 
     name: str
     title: str
     attention: AttentionKernel = "native"  # score matrices in memory, FlashAttention-2, or the chip's best kernel
-    # How often memory-bound operators pass over their tensors, 1 = one fused kernel. Eager PyTorch runs a norm, a gated
+    # Passes of memory-bound operators over their tensors, 1 = one fused kernel. Eager PyTorch runs a norm, a gated
     # activation or a rotary embedding as several kernels, often with float32 in between.
     norm_passes: float = 1.0
     activation_passes: float = 1.0
     stream_passes: float = 1.0
-    dispatch_passes: float = 1.0  # copies into and out of the experts' order; some are fused into the all-to-all
+    dispatch_passes: float = 1.0  # copies into and out of expert order; some are fused into the all-to-all
     loss_bytes: float = 18.0  # moved per logit, forward and backward (eager PyTorch: 45, measured)
     host_seconds: float = 8e-6  # time of the host to issue one kernel; the device waits if this is longer
     kernels: float = 1.0  # kernels per operator, relative to a fused implementation
-    collective_kernels: float = 1.0  # kernels that issuing a collective takes as long as
+    collective_kernels: float = 1.0  # kernels whose issue takes as long as one collective's
     # Communication
-    tp_overlap: float = 0.0  # part of the tensor-parallel collectives cut into chunks under their products
-    tp_backward_overlap: bool = True  # input gradients travel while weight gradients are computed (Megatron)
-    overlap_gradients: bool = True  # gradients are reduced bucket by bucket under the backward pass
+    tp_overlap: float = 0.0  # part of the tensor-parallel collectives overlapped with their products in chunks
+    tp_backward_overlap: bool = True  # input gradients are communicated while weight gradients are computed (Megatron)
+    overlap_gradients: bool = True  # gradients are reduced bucket by bucket during the backward pass
     overlap_parameters: bool = True  # sharded parameters are gathered ahead of their use
     overlap_pipeline: bool = True  # sends between stages do not block the sender
     balanced_ring: bool = True  # each device takes an early and a late piece of a causal sequence, so all work alike
-    overlap_experts: float = 0.0  # part of the all-to-alls hidden under other work
+    overlap_experts: float = 0.0  # part of the all-to-alls overlapped with other work
     one_copy_per_node: bool = False  # a token crosses the network once per node, however many experts it has there
-    gradient_bytes: float = 4.0  # per element, as gradients travel
-    accumulate_bytes: float = 4.0  # per element, as gradients of micro-batches are added up
+    gradient_bytes: float = 4.0  # per element of communicated gradients
+    accumulate_bytes: float = 4.0  # per element of accumulated gradients
     # One reduction and one broadcast per shard instead of collectives over all: host and network start each of them.
     shard_seconds: float = 0.0
-    gather_bytes: float = 2.0  # per element, as parameters travel
-    # Sharded parameters are their own float32 master copy, cast on their way (FSDP); else both are kept.
+    gather_bytes: float = 2.0  # per element of communicated parameters
+    # Sharded parameters are their own float32 master copy, cast for communication (FSDP); else both are kept.
     one_copy_of_parameters: bool = False
     master_copy: bool = True  # 16-bit parameters have a float32 copy that the optimizer updates
     without_master: tuple[str, ...] = ()  # optimizers that update 16-bit parameters themselves, rounded at random
-    # Gradients are made as the backward pass goes, in the place of the activations it frees; else they are always there.
+    # Gradients are made during the backward pass, in memory of freed activations; else they always exist.
     gradients_grow: bool = False
     flat_sums: bool = False  # replicas sum float32 copies of whole gradients, which stay until the last sum (ZeRO 0)
-    narrow_gradients: bool = False  # those of one micro-batch are of their weight's type where they are not sharded
+    narrow_gradients: bool = False  # without shards, gradients of one micro-batch have their weight's type
     receive_buffers: bool = False  # a pipeline stage holds one for every micro-batch, forward and backward (PyTorch)
     # The end of a step
     optimizer_bytes: float = 34.0  # moved per parameter: read and write two moments and the master copy, read gradient
     # Memory
-    stops_early: bool = False  # a block is repeated up to the last tensor that its backward pass needs
+    stops_early: bool = False  # a block is recomputed up to the last tensor that its backward pass needs
     loss_memory: float = 8.0  # bytes per logit at the peak of the loss: 16-bit logits, float32 copy, gradient
-    loss_in_chunks: bool = False  # of tokens, gradients in the place of logits: these never exist whole
-    weight_gradient_buffers: bool = False  # a buffer per shape of weight beside the gradients that are added up
+    loss_in_chunks: bool = False  # chunks of tokens: their gradients replace the logits, which never exist whole
+    weight_gradient_buffers: bool = False  # a buffer per shape of weight beside the accumulated gradients
     optimizer_temporary: float = 0.0  # bytes per parameter that the optimizer step needs beside its states
     fragmentation: float = 0.05  # reserved beyond the peak of activations and temporaries
     context: float = 1.0e9  # bytes of the driver, kernels and communicators
-    step_seconds: float = 2e-3  # host work per step that nothing hides: logging, learning rate, loss synchronisation
-    codecs: tuple[Codec, ...] = ()  # ways in which it can compress gradients
-    # The same for processors, where it differs: kernels, activation_passes, stream_passes, loss_bytes.
+    step_seconds: float = 2e-3  # exposed host work per step: logging, learning rate, loss synchronisation
+    codecs: tuple[Codec, ...] = ()  # codecs with which it can compress gradients
+    # Different values on CPUs: kernels, activation_passes, stream_passes, loss_bytes.
     on_processors: tuple[float, float, float, float] | None = None
 
     @property
     def fused_attention(self) -> bool:
-        """Whether the score matrix never exists."""
+        """True if the score matrix is never stored."""
         return self.attention != "unfused"
 
     def on(self, device: Device) -> Runtime:
-        """The runtime on a device: kernels that are fused on accelerators are several on a processor."""
+        """Return the runtime on a device: kernels that are fused on accelerators are several on a CPU."""
         if device.architecture != "cpu" or self.on_processors is None:
             return self
         kernels, activation, stream, loss = self.on_processors
@@ -93,13 +93,13 @@ class Runtime:
             activation_passes=activation,
             stream_passes=stream,
             loss_bytes=loss,
-            overlap_gradients=False,  # `fully_shard` has no streams there: every collective is waited for
+            overlap_gradients=False,  # `fully_shard` has no streams there: it waits for every collective
             overlap_parameters=False,
             on_processors=None,
         )
 
     def switched(self, overlap: Overlap) -> Runtime:
-        """The runtime with what a plan switches off; what a framework never hides stays as it is."""
+        """Return the runtime without the overlap that a plan switches off; it never adds overlap."""
         return replace(
             self,
             overlap_gradients=self.overlap_gradients and overlap.gradients,
@@ -117,8 +117,8 @@ _MEGATRON = Runtime(
     weight_gradient_buffers=True,
     loss_memory=4.0,
 )
-# What an export to Megatron-LM runs: --overlap-grad-reduce and --overlap-param-gather, which a plan may switch off.
-# Sends between stages stay in the way: Megatron hides them under its interleaved schedule only.
+# Flags of an export to Megatron-LM: --overlap-grad-reduce and --overlap-param-gather, which a plan may switch off.
+# Sends between stages stay exposed: Megatron overlaps them in its interleaved schedule only.
 _MEGATRON_OVERLAP = replace(
     _MEGATRON,
     name="megatron-overlap",
@@ -134,7 +134,7 @@ _MEGATRON_2021 = replace(
     tp_backward_overlap=False,
     gradient_bytes=2.0,
     accumulate_bytes=2.0,
-    # About 3 ms per block for the host, and a loss in many float32 kernels: seen in the grid of vTrain's measurements.
+    # About 3 ms per block for the host, and a loss in many float32 kernels: from the grid of vTrain's measurements.
     kernels=2.7,
     host_seconds=26e-6,
     collective_kernels=2.5,
@@ -201,7 +201,7 @@ RUNTIMES = {
             flat_sums=True,
             narrow_gradients=True,
             stops_early=True,
-            # Eager kernels, by what they read and write: SwiGLU 5 tensors instead of 3; the loss in float32 in seven passes.
+            # Eager kernels, by their reads and writes: SwiGLU 5 tensors instead of 3; the loss in seven float32 passes.
             on_processors=(1.0, 5 / 3, 2.5, 48.0),
             step_seconds=2e-3,
         ),
@@ -292,13 +292,13 @@ RUNTIMES = {
 
 
 def cut_of(span: Span, samples: int, job: Job, runtime: Runtime) -> Slice:
-    """The piece of work of one device whose replica takes so many samples, with the runtime's kernels."""
+    """Return the work of one device whose replica takes `samples`, with the runtime's kernels."""
     cut = span.cut(samples, job.seq_len, job.precision)
     return replace(cut, fused_attention=runtime.fused_attention, whole_logits=not runtime.loss_in_chunks)
 
 
 def runtime(name: str) -> Runtime:
-    """Look a runtime up by name.
+    """Return a runtime by name.
 
     >>> runtime("megatron").attention
     'native'

@@ -1,1 +1,1 @@
-"""How do other frameworks say it? A plan as files that they run unchanged, and their configurations as plans."""
+"""Import and export for other frameworks: a plan as files that they run, and their configurations as plans."""

@@ -1,7 +1,8 @@
-"""AReaL: the backend string of an engine, `megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`, in the YAML that holds it.
+"""Write a plan for AReaL: the backend string of an engine, in the YAML that holds it.
 
-The grammar is that of AReaL 1.0.4 (areal/api/alloc_mode.py, ALLOCATION_GRAMMAR), names of fields those of
-areal/api/cli_args.py (TrainEngineConfig, MicroBatchSpec, FSDPEngineConfig, MegatronEngineConfig, ClusterSpecConfig).
+An example is `megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`. The grammar is that of AReaL 1.0.4 (areal/api/alloc_mode.py,
+ALLOCATION_GRAMMAR). Names of fields are those of areal/api/cli_args.py (TrainEngineConfig, MicroBatchSpec,
+FSDPEngineConfig, MegatronEngineConfig, ClusterSpecConfig).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FILL = (
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as AReaL's YAML, to be merged into an experiment's."""
+    """Return a plan as AReaL's YAML, to be merged into an experiment's."""
     draft = Draft.of(job, plan)
     strategy = draft.uniform.strategy
     megatron = max(strategy.ring, strategy.ep, strategy.etp, draft.uniform.groups) > 1
@@ -66,7 +67,7 @@ def _narrow(draft: Draft, megatron: bool) -> None:
 
 
 def _even(draft: Draft) -> None:
-    """Megatron deals blocks out evenly where nothing else is said, and this is all AReaL says."""
+    """Divide blocks evenly, as Megatron does by default; AReaL can express no other division."""
     blocks, count = draft.uniform.blocks, len(draft.uniform.blocks)
     each, extra = divmod(sum(blocks), count)
     even = tuple(each + (stage < extra) for stage in range(count))
@@ -76,7 +77,7 @@ def _even(draft: Draft) -> None:
 
 
 def megatron_backend(strategy: Strategy, groups: int) -> str:
-    """The string of Megatron's engine; experts fold over the same devices.
+    """Return the string of Megatron's engine; experts fold over the same devices.
 
     >>> megatron_backend(Strategy(dp=4, tp=2, ring=2, ep=2, etp=4), 2)
     'megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)'
@@ -89,7 +90,7 @@ def megatron_backend(strategy: Strategy, groups: int) -> str:
 
 
 def _fsdp_backend(draft: Draft) -> str:
-    """The string of FSDP's engine, whose context parallelism is Ulysses."""
+    """Return the string of FSDP's engine, whose context parallelism is Ulysses."""
     strategy = draft.uniform.strategy
     parts = {"d": strategy.dp, "t": strategy.tp, "c": strategy.ulysses}
     return "fsdp:" + "".join(f"{name}{degree}" for name, degree in parts.items() if name == "d" or degree > 1)

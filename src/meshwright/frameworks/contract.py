@@ -1,4 +1,4 @@
-"""What every format gives: files that a user runs unchanged, what they cannot say, and the way back to a plan."""
+"""Contract of every format: exported files, the parts they cannot express, and the way back to a plan."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from meshwright.plans import Job, Plan
 
 
 class Inexpressible(MeshwrightError):
-    """A plan whose shape a framework has no words for; nothing near it can be said either."""
+    """Error of a plan whose shape a framework cannot express, not even approximately."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan in the words of another framework."""
+    """A plan in the format of another framework."""
 
     files: Mapping[str, str]  # name -> text; the first is the one to start
-    command: str  # how a user starts it
-    plan: Plan  # what the files mean: the given plan, or the nearest that can be said
-    missing: tuple[str, ...] = ()  # what could not be said, and what the files say instead; a line each
-    to_fill: tuple[str, ...] = ()  # what a user still has to name, such as the data; a line each
+    command: str  # command that starts it
+    plan: Plan  # meaning of the files: the given plan, or the nearest possible one
+    missing: tuple[str, ...] = ()  # what the files cannot express, and its replacement; a line each
+    to_fill: tuple[str, ...] = ()  # what the user must still fill in, such as the data; a line each
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a user says beside a configuration that does not hold it."""
+    """User's input that a configuration does not hold."""
 
     cluster: Cluster
     model: Model | None = None
@@ -45,21 +45,21 @@ class Imported:
     job: Job
     plan: Plan
     unknown: tuple[str, ...] = ()  # arguments that the framework does not list, as written
-    unused: tuple[str, ...] = ()  # arguments that are known and say nothing about a plan
-    assumed: tuple[str, ...] = ()  # what was not said, and what is taken instead; a line each
+    unused: tuple[str, ...] = ()  # known arguments without effect on a plan
+    assumed: tuple[str, ...] = ()  # missing values, and what is assumed instead; a line each
 
 
 Writer = Callable[[Job, Plan], Exported]
-Reader = Callable[[str, str, Beside], Imported]  # text, the file's name for messages, what else is known
+Reader = Callable[[str, str, Beside], Imported]  # text, the file's name for messages, further input
 
 
 @dataclass(frozen=True)
 class Format:
-    """One framework's way to say a plan."""
+    """Format of one framework for plans."""
 
     name: str
     title: str
-    target: str  # limits of the search under which an export is exact (`plan --for`); empty: none are written down
+    target: str  # limits of the search under which an export is exact (`plan --for`); empty: none are listed
     write: Writer
     read: Reader | None = None
-    words: frozenset[str] = frozenset()  # names that are read, to tell what a misspelt one may have meant
+    words: frozenset[str] = frozenset()  # names that are read, for hints on misspelt ones

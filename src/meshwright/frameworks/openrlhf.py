@@ -1,5 +1,7 @@
-"""OpenRLHF: flags of its trainers. Names as OpenRLHF 0.11.2 has them (openrlhf/cli/train_sft.py; train_ppo_ray.py takes the
-same `--ds.` flags for its actor). DeepSpeed does the work, AutoTP and ring attention beside it.
+"""Write a plan for OpenRLHF as flags of its trainers.
+
+Names are as in OpenRLHF 0.11.2 (openrlhf/cli/train_sft.py; train_ppo_ray.py takes the same `--ds.` flags for its
+actor). It runs DeepSpeed, with AutoTP and ring attention.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _FILL = ("--model.model_name_or_path and --data.dataset, with --data.input_key: 
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as a script that starts supervised fine-tuning."""
+    """Return a plan as a script that starts supervised fine-tuning."""
     draft = Draft.of(job, plan)
     _narrow(draft)
     uniform, strategy = draft.uniform, draft.uniform.strategy

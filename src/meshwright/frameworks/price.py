@@ -1,4 +1,4 @@
-"""What a framework's own words cost: the step of the given plan beside that of what the files mean."""
+"""Price an export: the step of the given plan beside that of the plan in the files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from meshwright.frameworks.contract import Exported, Format
 from meshwright.plans import Job, Plan
 from meshwright.search.space.targets import target
 
-_VISIBLE = 0.0005  # of a step: less rounds to nothing
+_VISIBLE = 0.0005  # of a step: smaller values round to zero
 
 
 @dataclass(frozen=True)
 class Price:
-    """Both predicted as the framework runs them."""
+    """Both plans, predicted as the framework runs them."""
 
     given: Estimate
     said: Estimate
 
     @property
     def text(self) -> str:
-        """One line."""
+        """Price in one line."""
         seconds = self.said.step_seconds
         line = f"predicted step {seconds:.4g} s, MFU {self.said.mfu:.1%} (runtime {self.said.runtime.name})"
         change = seconds / self.given.step_seconds - 1
@@ -31,12 +31,12 @@ class Price:
 
 
 def runtime_of(found: Format) -> str:
-    """The runtime whose times a format's files take."""
+    """Return the runtime whose times a format's files take."""
     return target(found.target or "meshwright").runtime
 
 
 def price(job: Job, plan: Plan, exported: Exported, found: Format) -> Price:
-    """The given plan and the exported one, under the same runtime."""
+    """Price the given plan and the exported one, under the same runtime."""
     name = runtime_of(found)
     given = estimate(job, plan, name)
     return Price(given, given if exported.plan == plan else estimate(job, exported.plan, name))

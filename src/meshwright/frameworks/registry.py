@@ -1,4 +1,4 @@
-"""Every format by name; a format's file is imported only when it is used. Each holds one `FORMAT`."""
+"""Registry of formats by name; a format's file, which holds one `FORMAT`, is imported on first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMATS: dict[str, str] = {
 
 
 def format_named(name: str) -> Format:
-    """Look a format up."""
+    """Return a format by name."""
     if name not in FORMATS:
         raise UnknownName("format", name, FORMATS, see=", ".join(FORMATS))
     module: Any = import_module(FORMATS[name])
@@ -34,12 +34,12 @@ def format_named(name: str) -> Format:
 
 
 def export(job: Job, plan: Plan, name: str) -> Exported:
-    """A plan in the words of a framework."""
+    """Return a plan in the format of a framework."""
     return format_named(name).write(job, plan)
 
 
 def read(text: str, name: str, file: str, beside: Beside) -> Imported:
-    """A configuration of a framework as a plan."""
+    """Read a configuration of a framework as a plan."""
     found = format_named(name)
     if found.read is None:
         able = ", ".join(other for other in FORMATS if format_named(other).read)

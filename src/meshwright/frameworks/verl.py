@@ -1,6 +1,6 @@
-"""verl: Hydra overrides for the actor, with reference model and critic alike.
+"""Write a plan for verl: Hydra overrides for the actor, and equally for reference model and critic.
 
-Names as in the packaged YAML of verl 0.9.1 (verl/trainer/config/ppo_trainer.yaml and what it composes). Reference model
+Names are as in the packaged YAML of verl 0.9.1 (verl/trainer/config/ppo_trainer.yaml and its parts). Reference model
 settings that verl copies from the actor (`oc.select`) are not repeated.
 """
 
@@ -26,7 +26,7 @@ _FILL = (
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as a script that starts verl's PPO trainer."""
+    """Return a plan as a script that starts verl's PPO trainer."""
     draft = Draft.of(job, plan)
     strategy = draft.uniform.strategy
     cut = max(strategy.tp, strategy.ring, strategy.ep, draft.uniform.groups) > 1
@@ -39,7 +39,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _common(draft: Draft) -> dict[str, Any]:
-    """Batch, length and recomputation; tokens per device are those of a micro-batch, cut over the sequence's devices."""
+    """Return batch, length and recompute; tokens per device are those of a micro-batch, cut over the sequence."""
     job, uniform = draft.job, draft.uniform
     micro = uniform.micro_batch(job)
     tokens = micro * job.seq_len // (uniform.strategy.ulysses * uniform.strategy.ring)
@@ -141,14 +141,14 @@ def _recompute(draft: Draft) -> dict[str, Any]:
 
 
 def _layout(uniform: Uniform) -> str:
-    """Megatron-Core's layout of a pipeline: E the embedding, t a block, L the loss; stages between bars."""
+    """Return Megatron-Core's layout of a pipeline: E the embedding, t a block, L the loss; stages between bars."""
     stages = [f"t*{count}" if count else "" for count in uniform.blocks]
     stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
     return "|".join(stages)
 
 
 def _usual(draft: Draft) -> None:
-    """Batches of whole micro-batches are cut by tokens; states go to the host between phases, whole or not at all."""
+    """Set the usual choices: batches cut by tokens, and states offloaded between phases, whole or not at all."""
     draft.only_offload("optimizer", "parameters")
     draft.no_overlap_choices()
     draft.only_precision("bf16")

@@ -1,4 +1,4 @@
-"""What is trained? Layers with parameters, FLOPs and activations; presets; configs; any module."""
+"""Models to train: layers with parameters, FLOPs and activations; presets; configs; any module."""
 
 from meshwright.models.layer import Kept, Layer, Op, Recompute, Slice, Weight
 from meshwright.models.model import Model

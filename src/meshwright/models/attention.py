@@ -53,7 +53,10 @@ class Attention:
         return (*ops, residual(self.hidden))
 
     def _project_qkv(self, q: int, kv: int) -> Op:
-        """One product for q, k and v; a cut keeps whole heads and repeats those of k and v past their number."""
+        """Return one matrix product for q, k and v.
+
+        A cut keeps whole heads; beyond the number of k and v heads, it replicates them.
+        """
         rows = self.hidden + int(self.qkv_bias)
         weights = (
             Weight(rows * q, "tensor", self.heads),
@@ -71,7 +74,7 @@ class Attention:
         )
 
     def _norm_qk(self, q: int, kv: int) -> Op:
-        """RMS over each head of q and k (Qwen3); what came before it stays for its backward pass."""
+        """Return RMS norms over each head of q and k (Qwen3); their inputs are kept for the backward pass."""
         keeps = (
             Kept("unnormed_q", q, scope="tensor"),
             Kept("unnormed_k", kv, scope="tensor", heads=self.kv_heads),
@@ -83,12 +86,12 @@ class Attention:
 
 
 def relative_table(entries: int, heads: int) -> tuple[Weight, ...]:
-    """A learned bias per head and relative position (T5, Swin)."""
+    """Return a learned bias per head and relative position (T5, Swin)."""
     return (Weight(entries * heads, "tensor", heads),) if entries else ()
 
 
 def core_keeps(context: int, heads: int, score_dropout: float) -> tuple[Kept, ...]:
-    """Either the score matrices (5 a s^2 b bytes with dropout) or, fused, one log-sum-exp per row."""
+    """Return the score matrices (5 a s^2 b bytes with dropout) or, if fused, one log-sum-exp per row."""
     keeps = [
         Kept("context", context, dtype="matmul", scope="tensor", needed_next=True),
         Kept("row_statistics", heads, dtype="fp32", scope="tensor", when="fused"),

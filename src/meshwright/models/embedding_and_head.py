@@ -1,4 +1,4 @@
-"""What stands before and after the blocks: embedding, final norm, language head."""
+"""Layers before and after the blocks: embedding, final norm, language head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def embedding(
     place: Place, vocab: int, hidden: int, *, positions: int = 0, types: int = 0, norm_kind: NormKind | None = None,
     dropout_rate: float = 0.0, tied_to: str = "",
 ) -> Layer:  # fmt: skip
-    """Token (and position, and type) lookup; the table is cut over the vocabulary."""
+    """Return the lookup of tokens, positions and types; the table is sharded over the vocabulary."""
     table = (Weight(vocab * hidden, "tensor", vocab),)
     ops = [Op("lookup", "lookup", scope="sequence", moves=2.0 * hidden, weights=table, tied=bool(tied_to))]
     if positions or types:
@@ -34,13 +34,13 @@ def embedding(
 
 
 def final_norm(place: Place, hidden: int, kind: NormKind, *, dropout_rate: float = 0.0) -> Layer:
-    """The norm after the last block; its output is kept as the input of whatever follows."""
+    """Return the norm after the last block; its output is kept as the input of the next layer."""
     ops = (layer_input(hidden), norm("norm", hidden, kind), *dropout(hidden, dropout_rate))
     return place.layer("norm", ops, hidden)
 
 
 def language_head(place: Place, vocab: int, hidden: int, *, tied_to: str = "") -> Layer:
-    """Projection to the vocabulary and the loss, which keeps the logits in float32 where they exist whole."""
+    """Return the projection to the vocabulary and the loss, which keeps the logits in float32 where they are whole."""
     logits = Kept("logits", vocab, dtype="fp32", scope="tensor", when="whole_logits")
     ops = (
         matmul("logits", hidden, vocab, units=vocab, keeps=(logits,), tied=bool(tied_to)),

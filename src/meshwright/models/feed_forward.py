@@ -1,9 +1,8 @@
 """Feed-forward layers: dense (GELU, SwiGLU) and mixtures of experts.
 
-Gate and up are two products of one input, so that a plan may recompute either; a gated activation is one fused
-operator that keeps both, and hands its product on. In
-a mixture the routing weights multiply that product inside the same operator (as Megatron-Core does),
-so the experts' outputs need not be kept.
+Gate and up are two products of one input, so that a plan may recompute either. A gated activation is one fused
+operator: it keeps both inputs and passes on its product. In a mixture the routing weights multiply that product inside
+the same operator, as in Megatron-Core, so the experts' outputs need not be kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from meshwright.models.operators import NormKind, Place, dropout_mask, layer_inp
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A dense feed-forward layer: gated (SwiGLU: gate and up in one product) or plain (GELU, ReLU)."""
+    """Dense feed-forward layer: gated (SwiGLU: gate and up in one product) or plain (GELU, ReLU)."""
 
     hidden: int
     width: int
@@ -35,7 +34,7 @@ class Mlp:
         return layer_input(self.hidden), norm("norm", self.hidden, self.norm), *self.products(), residual(self.hidden)
 
     def products(self) -> list[Op]:
-        """Gate, up, activation, down, without the norm before them."""
+        """Return gate, up, activation and down, without the norm before them."""
         wide = self.width * (2 if self.gated else 1)
         up = matmul(
             "up", self.hidden, self.width, bias=self.bias, units=self.width,
@@ -55,11 +54,11 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """A mixture of experts. Dropless unless `capacity` bounds what each expert takes.
+    """Mixture of experts, dropless unless `capacity` bounds the rows of an expert.
 
-    With `bottleneck` set it takes BigMac's form (2025): a shared projection descends to that width
-    before the tokens travel, the experts live in the narrow space, and a shared one ascends after
-    they return, so both all-to-alls move `bottleneck` instead of `hidden` elements per token.
+    With `bottleneck` set it takes BigMac's form (2025). A shared projection reduces tokens to that width before
+    dispatch, the experts work at that width, and a shared one expands them after combine. Both all-to-alls then move
+    `bottleneck` instead of `hidden` elements per token.
     """
 
     hidden: int
@@ -67,13 +66,13 @@ class Moe:
     experts: int
     top_k: int
     shared_width: int = 0
-    shared_gate: bool = False  # the shared expert is weighed by a sigmoid of its own (Qwen2-MoE)
+    shared_gate: bool = False  # a sigmoid of its own weights the shared expert (Qwen2-MoE)
     capacity: float = 0.0  # 0: dropless
     bottleneck: int = 0
 
     @property
     def inner(self) -> int:
-        """Width in which tokens travel and experts live."""
+        """Width of dispatched tokens and of the experts' input."""
         return self.bottleneck or self.hidden
 
     @property
@@ -107,14 +106,14 @@ class Moe:
         return matmul("router", self.hidden, self.experts, cut="none", keeps=keeps)
 
     def _routed(self) -> list[Op]:
-        """Dispatch, the experts' products on the rows that arrive, combine."""
+        """Return dispatch, the experts' products on the rows that arrive, and combine."""
         wide = 2 * self.width
         arrived = (Kept("dispatched", self.rows * self.inner, dtype="matmul", scope="routed"),)
         up_kept = (Kept("expert_up", self.rows * wide, scope="routed_tensor"),)
         act_kept = (Kept("expert_activated", self.rows * self.width, dtype="matmul", scope="routed_tensor"),)
         combined = (Kept("combined", self.inner, dtype="matmul"),) if self.bottleneck else ()
         return [
-            # Rows are copied into the order of the experts, before and after they travel.
+            # Rows are copied into expert order, before and after the all-to-all.
             Op("dispatch", "dispatch", scope="routed", moves=4.0 * self.rows * self.inner, keeps=arrived),
             self._grouped("expert_up", self.inner, wide, up_kept),
             Op(

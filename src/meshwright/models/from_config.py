@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` -> `Model`, without transformers."""
+"""Convert a Hugging Face `config.json` to a `Model`, without transformers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from meshwright.models.families import FAMILIES
 from meshwright.models.families.fields import Fields
 from meshwright.models.model import Model
 
-# What a config of an unknown family would need to be read as a Llama-like decoder.
+# Fields that let a config of an unknown family be read as a Llama-like decoder.
 _DECODER_FIELDS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
 )  # fmt: skip
 
 
 def config_model(config: str | Path | Mapping[str, Any], name: str = "") -> Model:
-    """Build the chain of a config, or say which of its fields stand in the way."""
+    """Return the model of a config, or report which of its fields prevent it."""
     from_file = isinstance(config, str | Path)
     file = str(config) if from_file else ""
     content = read_json(file) if from_file else config
@@ -61,7 +61,7 @@ def _unsupported(content: Mapping[str, Any], file: str) -> InputError:
 
 
 def _check_architecture(content: Mapping[str, Any], known: tuple[str, ...], file: str) -> None:
-    """Another head has other parameters: refuse rather than count the wrong model."""
+    """Refuse a class with another head: its parameters differ, so the count would be wrong."""
     listed = content.get("architectures")
     if listed is None:
         return

@@ -1,8 +1,11 @@
-"""Any `torch.nn.Module` -> `Model`, traced with fake tensors over the meta device: nothing is allocated or computed.
+"""Convert any `torch.nn.Module` to a `Model`, traced with fake tensors: nothing is allocated or computed.
 
-FLOPs come from PyTorch's `FlopCounterMode`, saved activations from its saved-tensor hooks, layer
-boundaries from the module tree (see `module_tree.py`). With a sequence dimension the trace is
-repeated at three lengths, which fixes the quadratics that FLOPs and bytes are in transformers.
+- FLOPs come from PyTorch's `FlopCounterMode`.
+- Saved activations come from its saved-tensor hooks.
+- Layer boundaries come from the module tree (see `module_tree.py`).
+
+With a sequence dimension, three traces of different length determine the quadratics that FLOPs and bytes are in
+transformers.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _three_lengths(longest: int) -> list[int]:
-    """The longest first. Kernels pad to multiples of 32, so lengths are such multiples where there is room."""
+    """Return three lengths, the longest first; multiples of 32 if there is room, as kernels pad to those."""
     if longest < 8:
         raise InputError(f"the example's sequence has {longest} elements", field="seq_dim", valid="8 or more")
     quarter = longest // 128 * 32 or longest // 4
@@ -79,7 +82,7 @@ def _three_lengths(longest: int) -> list[int]:
 
 
 def _sizes(example: Any, seq_dim: int | None) -> tuple[int, int]:
-    """Batch and sequence length of the example inputs."""
+    """Return batch and sequence length of the example inputs."""
     if seq_dim is not None and (isinstance(seq_dim, bool) or not isinstance(seq_dim, int) or seq_dim < 1):
         raise InputError(f"is {seq_dim!r}", field="seq_dim", valid="the number of a dimension, 1 or more")
     tensors = tensors_of(example)
@@ -94,7 +97,7 @@ def _sizes(example: Any, seq_dim: int | None) -> tuple[int, int]:
 
 
 def _stand_in(leaf: Any, *, seq_dim: int | None, longest: int, length: int) -> Any:
-    """A fake tensor like the example's, its sequence (and both sides of a square mask) cut to `length`."""
+    """Return a fake tensor like the example's, its sequence (and both sides of a square mask) cut to `length`."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shape = list(leaf.shape)
@@ -107,7 +110,7 @@ def _stand_in(leaf: Any, *, seq_dim: int | None, longest: int, length: int) -> A
 
 
 def _stand_ins(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Fake parameters and buffers, each under one of its names; tied ones stay tied."""
+    """Return fake parameters and buffers, each under one of its names; tied ones stay tied."""
     return {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").requires_grad_(tensor.requires_grad)
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
@@ -116,7 +119,7 @@ def _stand_ins(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Undo what a call leaves in modules: cached tables, counters, training flags, swapped buffers."""
+    """Undo the changes a call leaves in modules: cached tables, counters, training flags, swapped buffers."""
     held = [(m, dict(m.__dict__)) for m in module.modules()]
     containers = {id(v): (v, copy(v)) for _, facts in held for v in facts.values() if isinstance(v, list | dict | set)}
     try:
@@ -132,7 +135,7 @@ def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Without oneDNN recurrent layers are spelled out as the products that the FLOP counter knows."""
+    """Disable oneDNN, so that recurrent layers become products that the FLOP counter knows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -145,7 +148,10 @@ def _call(module: torch.nn.Module, state: dict[str, torch.Tensor], args: list[An
 
 
 class FusedAttention(TorchFunctionMode):  # type: ignore[misc]
-    """Without a device PyTorch would spell attention out with its score matrix; devices run it fused."""
+    """Mode that traces fused attention, as devices run it.
+
+    Without a device, PyTorch would compute the score matrix.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
@@ -157,7 +163,7 @@ def _fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """FlashAttention's operator where there is no mask, the memory-efficient one where there is."""
+    """Run FlashAttention's operator without a mask, the memory-efficient one with a mask."""
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -175,25 +181,25 @@ def _fused_attention(
 
 
 def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Every row meets one expert: (rows, k) with (experts, k, n), or a batch of products."""
+    """Return FLOPs of a grouped product: each row meets one expert, (rows, k) with (experts, k, n), or a batch."""
     rows = a[0] * a[1] if len(a) == 3 else a[0]
     return int(2 * rows * a[-1] * b[-1])
 
 
-# PyTorch's counter does not know the product that mixtures of experts run on.
+# PyTorch's counter does not know the grouped product of mixtures of experts.
 _GROUPED = {torch.ops.aten._grouped_mm: _grouped_flops}
 
 
 @dataclass
 class Counted:
-    """What one link of the chain did in one trace."""
+    """FLOPs and kept bytes of one link in one trace."""
 
     flops: int = 0
     kept: dict[str, int] = field(default_factory=lambda: {"activation": 0, "fp32": 0, "byte": 0})
 
 
 class Counter:
-    """Counts one forward pass; FLOPs and saved tensors go to the link that was entered last."""
+    """Counter of one forward pass; FLOPs and saved tensors go to the link that was entered last."""
 
     def __init__(self, module: torch.nn.Module, links: list[Link], state: dict[str, torch.Tensor]) -> None:
         self.module = module
@@ -227,13 +233,16 @@ class Counter:
             self.current = self.starts[call]
 
     def settle(self) -> None:
-        """Give the FLOPs since the last boundary to the current link."""
+        """Add the FLOPs since the last boundary to the current link."""
         total = self.flops.get_total_flops()
         self.counted[self.current].flops += total - self.settled
         self.settled = total
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each storage once. Tensors in the module's own type follow the job's precision; the rest keep their bytes."""
+        """Count each storage once.
+
+        Tensors in the module's own type follow the job's precision; the rest keep their bytes.
+        """
         if identity(tensor) not in self.seen:
             self.seen[identity(tensor)] = tensor
             kind, size = ("byte", 1)
@@ -246,7 +255,7 @@ class Counter:
 
 
 def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int) -> Layer:
-    """Turn the counts at each length into polynomials per sample."""
+    """Return a layer whose costs per sample are polynomials through the counts at each length."""
     flops = _quadratic(lengths, [run.flops / batch for run in runs])
     keeps = []
     for kind in ("activation", "fp32", "byte"):
@@ -269,7 +278,7 @@ def _layer(link: Link, runs: list[Counted], lengths: list[int], batch: int) -> L
 
 
 def _quadratic(lengths: list[int], values: list[float]) -> tuple[float, float, float]:
-    """The polynomial c0 + c1 s + c2 s^2 through the measured points, in exact arithmetic."""
+    """Return the polynomial c0 + c1 s + c2 s^2 through the measured points, in exact arithmetic."""
     if len(lengths) == 1:
         return 0.0, values[0], 0.0
     x, y = [Fraction(n) for n in lengths], [Fraction(v) for v in values]

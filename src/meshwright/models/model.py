@@ -1,4 +1,4 @@
-"""`Model`: what is trained, as a named chain of layers."""
+"""`Model`: the model to train, as a named chain of layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from meshwright.models.layer import Layer, Op, Recompute, Slice
 if TYPE_CHECKING:
     import torch
 
-# Sequence length of a job that names none: a common pre-training length, below most models' maximum.
+# Default sequence length of a job: common in pre-training, below most models' maximum.
 DEFAULT_SEQ_LEN = 4096
 
 
 @dataclass(frozen=True)
 class Model:
-    """A named chain of layers. Made from a preset, a Hugging Face config or any `torch.nn.Module`.
+    """Named chain of layers, made from a preset, a Hugging Face config or any `torch.nn.Module`.
 
     >>> model = Model.preset("llama3-70b")
     >>> model.parameters, len(model.blocks), model.layers[1].name
@@ -31,14 +31,14 @@ class Model:
     name: str
     family: str
     layers: tuple[Layer, ...]
-    max_seq_len: int = 0  # what it was made for; 0: not known
-    learned_positions: bool = False  # then no longer sequence is possible
-    tokens: int = 0  # tokens per sample where the input fixes them (vision); 0: the job says
-    # How a document refers to this model: a preset's name, or a table that rebuilds it.
+    max_seq_len: int = 0  # longest sequence it was made for; 0: unknown
+    learned_positions: bool = False  # a longer sequence is impossible
+    tokens: int = 0  # tokens per sample where the input fixes them (vision); 0: the job decides
+    # Reference to this model in a document: a preset's name, or a table that rebuilds it.
     reference: str | Mapping[str, Any] = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Layers of equal operators share them, so that what is alike is recognised by identity and priced once."""
+        """Share equal operators between layers: equal layers are then found by identity and priced once."""
         by_identity: dict[int, tuple[Op, ...]] = {}
         by_value: dict[tuple[Op, ...], tuple[Op, ...]] = {}
         for layer in self.layers:
@@ -50,7 +50,7 @@ class Model:
 
     @staticmethod
     def preset(name: str) -> Model:
-        """A known model by name; spelling is forgiving about case and punctuation.
+        """Return a known model by name; case and punctuation may vary.
 
         >>> Model.preset("GPT-2 XL").parameters
         1557611200
@@ -61,7 +61,7 @@ class Model:
 
     @staticmethod
     def from_config(config: str | Path | Mapping[str, Any], name: str = "") -> Model:
-        """From a Hugging Face `config.json`: a path, or its contents as a dict.
+        """Return the model of a Hugging Face `config.json`: a path, or its contents as a dict.
 
         >>> tiny = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16}
         >>> Model.from_config(tiny).parameters
@@ -75,10 +75,10 @@ class Model:
     def from_module(
         module: torch.nn.Module, *inputs: Any, name: str = "", seq_dim: int | None = None, **keywords: Any
     ) -> Model:
-        """From any `torch.nn.Module` and example inputs; nothing is allocated and nothing is run.
+        """Return the model of a `torch.nn.Module` and example inputs; nothing is allocated or run.
 
-        Dimension 0 of every input tensor is the batch; `seq_dim` names the dimension that is the
-        sequence, if there is one, so that FLOPs and bytes become functions of its length.
+        Dimension 0 of every input tensor is the batch. `seq_dim` names the sequence dimension, if any, so that FLOPs
+        and bytes become functions of its length.
         """
         from meshwright.models.from_module import traced_model
 
@@ -86,7 +86,7 @@ class Model:
 
     @staticmethod
     def load(what: str | Path | Mapping[str, Any]) -> Model:
-        """Whatever a user may name: a preset, the path of a config.json (or its folder), or a table."""
+        """Return the model a user names: a preset, the path of a config.json (or its folder), or a table."""
         if isinstance(what, Mapping) and "layers" in what:
             from meshwright.models.model_table import written_model
 
@@ -101,12 +101,12 @@ class Model:
 
     @cached_property
     def parameters(self) -> int:
-        """Every trained parameter once; tied weights count once."""
+        """Trained parameters; tied weights count once."""
         return sum(layer.parameters for layer in self.layers)
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters one token meets: in a mixture of experts, those of the chosen experts only."""
+        """Parameters that process one token: in a mixture of experts, those of the chosen experts only."""
         routed = [layer for layer in self.layers if layer.experts]
         return self.parameters - round(sum(layer.parameters - layer.active_parameters for layer in routed))
 
@@ -129,7 +129,7 @@ class Model:
         return found
 
     def index(self, name: str, *, last: bool = False) -> int:
-        """Position of a layer; a block's name means its first layer, or its last with `last`."""
+        """Return the position of a layer; a block's name means its first layer, or its last with `last`."""
         if name in self._index:
             return self._index[name]
         if name not in self._ends:
@@ -141,13 +141,13 @@ class Model:
         return self.layers[self.index(name)]
 
     def default_seq_len(self) -> int:
-        """The sequence length of a job that names none."""
+        """Return the sequence length of a job that names none."""
         if self.tokens:
             return self.tokens
         return min(self.max_seq_len or DEFAULT_SEQ_LEN, DEFAULT_SEQ_LEN)
 
     def check_seq_len(self, seq_len: int) -> None:
-        """Refuse a length the model cannot take at all."""
+        """Refuse a length the model cannot take."""
         if self.tokens and seq_len != self.tokens:
             raise InputError(
                 f"{self.name} has {self.tokens} tokens per sample, fixed by its input", valid=str(self.tokens)
@@ -157,11 +157,11 @@ class Model:
             raise InputError(problem, valid=f"1 to {self.max_seq_len}")
 
     def forward_flops(self, slice_: Slice) -> float:
-        """Forward FLOPs of one micro-batch on one device; a multiply-add is two."""
+        """Return forward FLOPs of one micro-batch on one device; a multiply-add is two."""
         return float(sum(layer.forward_flops(slice_) for layer in self.layers))
 
     def kept_bytes(self, slice_: Slice, recompute: Recompute = "none") -> float:
-        """Bytes one micro-batch leaves on a device until its backward pass."""
+        """Return the bytes one micro-batch keeps on a device until its backward pass."""
         return float(sum(layer.kept_bytes(slice_, recompute) for layer in self.layers))
 
     def __repr__(self) -> str:

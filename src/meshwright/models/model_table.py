@@ -1,6 +1,6 @@
-"""A model written out as a table, for models that no config describes (traced modules).
+"""Write a model as a table and read it back, for models that no config describes (traced modules).
 
-Layers that are alike are written once under `kinds` and referred to by number.
+Equal layers are written once under `kinds` and referred to by number.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from meshwright.errors import InputError
 from meshwright.models.layer import Kept, Layer, Op, Weight
 from meshwright.models.model import Model
 
-# Of the polynomials that a trace fits: they may be negative, what they add up to is not.
+# Coefficients of fitted polynomials may be negative; their sum may not.
 _COEFFICIENTS = {"flops_per_token", "flops_per_pair", "flops_per_sample", "per_token", "per_pair", "per_sample"}
 _PARTS: dict[str, type] = {"ops": Op, "weights": Weight, "keeps": Kept}
 
 
 def write_model(model: Model) -> dict[str, Any]:
-    """The table from which `written_model` rebuilds an equal model."""
+    """Return the table from which `written_model` rebuilds an equal model."""
     kinds: list[dict[str, Any]] = []
     layers: list[dict[str, Any]] = []
     for layer in model.layers:
@@ -77,7 +77,7 @@ def written_model(table: Mapping[str, Any]) -> Model:
 
 
 def _check(part: Any, kind: type, where: str) -> None:
-    """Fields that exist and numbers that can be: finite, not negative, and units to divide by."""
+    """Check that fields exist and numbers are possible: finite, not negative, and units at least 1."""
     if not isinstance(part, dict):
         raise InputError("is not an object", field=where)
     known = {field.name for field in fields(kind)}

@@ -1,9 +1,8 @@
-"""Where a `torch.nn.Module` can be cut into a chain, found from its module tree and one traced call.
+"""Find the places where a `torch.nn.Module` can be cut into a chain, from its module tree and one traced call.
 
-A list of modules of the same class in which each takes what the one before returned is a list of
-blocks: that is where a pipeline can be cut. A block is opened up again only if it is itself nothing
-but such a chain (the stages of Swin or ResNet). What stands before, between and after the blocks
-becomes links of its own; pieces that do not feed one another stay together in one link.
+A list of modules of one class is a list of blocks if each takes the output of the one before. A pipeline can be cut
+there. A block is opened only if it is itself such a chain (the stages of Swin or ResNet). Modules before, between and
+after the blocks become links of their own. Pieces that do not feed one another stay together in one link.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ class Link:
 
     name: str
     calls: tuple[Call, ...]
-    parameters: int  # trained, and of this link first
+    parameters: int  # trained, first used by this link
     frozen: int
     tied: int  # trained parameters it shares with an earlier link,
     tied_frozen: int  # frozen ones,
     tied_to: str  # and that link
-    crossing: int  # elements that this link or an earlier one made and a later one takes
+    crossing: int  # elements that this link or an earlier one made and a later one reads
     block: str
 
 
 @dataclass
 class Seen:
-    """What the hooks saw of one call: the storages that went in and out, with their elements."""
+    """Storages that went in and out of one call, with their elements."""
 
     call: Call
     inputs: list[int]
@@ -54,7 +53,7 @@ class Seen:
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Every tensor in a nest of containers, dataclasses and `ModelOutput`s included."""
+    """Return every tensor in nested containers, dataclasses and `ModelOutput`s."""
     leaves, _ = tree_flatten(tree)
     found: list[torch.Tensor] = []
     for leaf in leaves:
@@ -66,7 +65,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def identity(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, while both live."""
+    """Return a key that is equal for tensors that share memory, while both live."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -82,7 +81,7 @@ def find_links(module: torch.nn.Module, call: Callable[[], Any]) -> list[Link]:
 
 
 def _watch(module: torch.nn.Module, call: Callable[[], Any]) -> list[Seen]:
-    """Every module call in the order of entry."""
+    """Return every module call in the order of entry."""
     seen: list[Seen] = []
     stack: list[Seen] = []
     counts: dict[str, int] = {}
@@ -128,7 +127,7 @@ def _children(path: str, module: torch.nn.Module) -> list[tuple[str, torch.nn.Mo
 
 
 def _expand(path: str, module: torch.nn.Module, flow: dict[str, Seen], inside_block: bool) -> list[tuple[str, bool]]:
-    """Paths of the modules that become links, below `path`, and whether each is a block."""
+    """Return the paths of the modules that become links, below `path`, and whether each is a block."""
     listed = isinstance(module, _LISTS)
     if not listed and path not in flow and path:
         return []
@@ -142,7 +141,7 @@ def _expand(path: str, module: torch.nn.Module, flow: dict[str, Seen], inside_bl
 
 
 def _called(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> list[Seen]:
-    """The calls directly below a module; lists are transparent."""
+    """Return the calls directly below a module; lists are transparent."""
     found = []
     for child_path, child in _children(path, module):
         if isinstance(child, _LISTS):
@@ -161,7 +160,7 @@ def _has_parameters(module: torch.nn.Module) -> bool:
 
 
 def _is_block_list(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool:
-    """A list of at least two modules of one class, each fed by the one before it."""
+    """Return True for a list of at least two modules of one class, each fed by the one before it."""
     if not isinstance(module, (*_LISTS, torch.nn.Sequential)):
         return False
     classes = [type(child) for child in module.children() if _has_parameters(child)]
@@ -177,7 +176,7 @@ def _holds_blocks(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> 
 
 
 def _is_chain(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool:
-    """Whether a block is nothing but its children in turn: no residual around them, no glue between."""
+    """Return True if a block is only its children in turn: no residual around them, no glue between."""
     if isinstance(module, _LISTS):
         return True
     calls = _called(path, module, flow)
@@ -190,8 +189,11 @@ def _is_chain(path: str, module: torch.nn.Module, flow: dict[str, Seen]) -> bool
 
 
 def _join(module: torch.nn.Module, order: list[Seen], blocks: set[str]) -> list[list[Seen]]:
-    """Calls in order, grouped. A block opens a group; anything else joins the group before it unless that feeds it
-    and it holds weights of its own."""
+    """Return calls in order, grouped.
+
+    A block opens a group. Any other call joins the group before it, unless that feeds it and it holds weights of its
+    own.
+    """
     modules = dict(module.named_modules())
     groups: list[list[Seen]] = []
     for item in order:
@@ -205,7 +207,7 @@ def _join(module: torch.nn.Module, order: list[Seen], blocks: set[str]) -> list[
 
 
 def _links(module: torch.nn.Module, groups: list[list[Seen]]) -> list[Link]:
-    """Name the groups, give each parameter to the first that uses it, and find what crosses between them."""
+    """Name the groups, give each parameter to the first user, and find the tensors that cross between them."""
     modules = dict(module.named_modules())
     owner: dict[int, int] = {}
     used: list[dict[int, torch.nn.Parameter]] = []
@@ -240,11 +242,11 @@ def _links(module: torch.nn.Module, groups: list[list[Seen]]) -> list[Link]:
 
 
 def _crossing(groups: list[list[Seen]], index: int) -> int:
-    """Elements of every tensor made up to this link and taken after it; of the last link, what it returns."""
+    """Return the elements of tensors made up to this link and read after it; for the last link, of its output."""
     made = {key: size for group in groups[: index + 1] for item in group for key, size in item.sizes.items()}
     taken = {key for group in groups[index + 1 :] for item in group for key in item.inputs}
     crossing = sum(size for key, size in made.items() if key in taken)
-    # Glue between two links makes tensors the hooks do not see: then the link's own output stands for them.
+    # Hooks miss tensors made by glue between two links; the link's own output then replaces them.
     return crossing or next(iter(groups[index][-1].sizes.values()), 0)
 
 

@@ -1,9 +1,8 @@
-"""The operators that transformer layers are made of, and the place of a layer in the chain.
+"""Operators of transformer layers, and the place of a layer in the chain.
 
-Widths are elements per token. What each operator keeps follows Korthikanti et al., "Reducing
-Activation Recomputation in Large Transformer Models" (2022): a matrix product keeps its input, a
-norm keeps its input, an activation function keeps its input, a dropout keeps its mask. A tensor is
-listed once, with the operator that produces it.
+Widths are elements per token. Kept tensors follow Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models" (2022). A matrix product, a norm and an activation function keep their input; a dropout keeps its
+mask. A tensor is listed once, with the operator that produces it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NormKind = Literal["layer", "rms"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer stands in the chain."""
+    """Position of a layer in the chain."""
 
     name: str
     block: str = ""
@@ -30,7 +29,7 @@ class Place:
     def layer(
         self, kind: LayerKind, ops: tuple[Op, ...], width_in: float, width_out: float | None = None, **facts: Any
     ) -> Layer:
-        """The layer at this place; most hand on the width they take."""
+        """Return the layer at this place; by default its output is as wide as its input."""
         return Layer(
             self.name, kind, ops, width_in if width_out is None else width_out, self.block, self.opens_block,
             width_in, self.tokens, self.carried, **facts,
@@ -48,7 +47,7 @@ def matmul(
     keeps: Sequence[Kept] = (),
     tied: bool = False,
 ) -> Op:
-    """A dense layer. Column-cut biases are cut too, row-cut ones are whole on every rank (Megatron)."""
+    """Return a dense layer. Column-cut biases are cut too, row-cut ones are whole on every rank (Megatron)."""
     if cut == "none":
         weights: tuple[Weight, ...] = (Weight(k * n + (n if bias else 0)),)
     else:
@@ -62,19 +61,19 @@ def matmul(
 
 
 def norm(name: str, width: int, kind: NormKind) -> Op:
-    """A norm keeps its statistics; its output is kept as the input of the next matrix product."""
+    """Return a norm that keeps its statistics; its output is kept as the input of the next matrix product."""
     output = Kept("normed", width, dtype="matmul")
     keeps = (statistics(kind), output)
     return Op(name, "norm", scope="sequence", moves=2.0 * width, weights=(norm_weight(width, kind),), keeps=keeps)
 
 
 def residual(width: int) -> Op:
-    """The addition to the residual stream that ends a layer: two reads, one write, nothing kept."""
+    """Return the addition to the residual stream that ends a layer: two reads, one write, nothing kept."""
     return Op("residual", "stream", scope="sequence", moves=3.0 * width)
 
 
 def rotary(width: int) -> Op:
-    """Rotary position embedding of queries and keys: one read, one write, nothing kept."""
+    """Return the rotary position embedding of queries and keys: one read, one write, nothing kept."""
     return Op("rotary", "stream", moves=2.0 * width)
 
 
@@ -83,12 +82,12 @@ def norm_weight(width: int, kind: NormKind) -> Weight:
 
 
 def statistics(kind: NormKind) -> Kept:
-    """Mean and reciprocal deviation of a layer norm, the latter alone of an RMS norm."""
+    """Return mean and reciprocal deviation of a layer norm, the latter alone for an RMS norm."""
     return Kept("statistics", 2 if kind == "layer" else 1, dtype="fp32")
 
 
 def layer_input(width: int) -> Op:
-    """The layer's input on the residual stream, which the norm needs again."""
+    """Return the layer's input on the residual stream, which the norm needs again."""
     return Op("input", "input", scope="sequence", keeps=(Kept("input", width),))
 
 

@@ -9,12 +9,12 @@ from meshwright.errors import UnknownName
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes per element of everything a training step keeps.
+    """Bytes per element of every tensor a training step keeps.
 
-    `parameter`, `gradient` and `master` follow mixed-precision training as Micikevicius et al. (2018)
-    and Megatron-LM do it: 16-bit weights, gradients accumulated in float32, a float32 master copy.
-    `activation` is what a layer hands on; `matmul` is the saved input of a matrix product, which
-    8-bit training keeps in 8 bits for the weight gradient.
+    `parameter`, `gradient` and `master` follow mixed-precision training as in Micikevicius et al. (2018) and
+    Megatron-LM: 16-bit weights, gradients accumulated in float32, a float32 master copy. `activation` is the output of
+    a layer. `matmul` is the saved input of a matrix product, which 8-bit training keeps in 8 bits for the weight
+    gradient.
     """
 
     name: str
@@ -42,7 +42,7 @@ PRECISIONS = {
 
 
 def precision(name: str) -> Precision:
-    """Look a precision up by name.
+    """Return a precision by name.
 
     >>> precision("bf16").activation
     2

@@ -1,4 +1,4 @@
-"""What was chosen? The job and the plan document: full and short form, rules, schema, picture."""
+"""The job and the plan document: full and short form, rules, schema, picture."""
 
 from meshwright.plans.action_table import action_table, in_flight
 from meshwright.plans.document import Backup, Compression, Pipeline, Plan, Stage

@@ -1,7 +1,7 @@
-"""A schedule as the table it is: per device group, its actions in order.
+"""Action tables of pipeline schedules: per device group, its actions in order.
 
-The tables equal those of PyTorch's pipeline schedules, action by action, so that the cost model times, the picture
-draws and the runtime runs one object.
+The tables equal those of PyTorch's pipeline schedules, action by action. The cost model, the picture and the runtime
+use the same object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ActionTable = tuple[tuple[Action, ...], ...]
 
 @lru_cache(maxsize=64)
 def action_table(schedule: Schedule, groups: int, micro_batches: int) -> ActionTable:
-    """The actions of every device group.
+    """Return the actions of every device group.
 
     >>> ["".join(map(str, action)) for action in action_table(Schedule(name="1f1b"), 2, 2)[0]]
     ['0F0', '0F1', '0B0', '0B1']
@@ -39,10 +39,10 @@ def action_table(schedule: Schedule, groups: int, micro_batches: int) -> ActionT
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
-    """How many micro-batches of each of its stages a group holds when it holds most.
+    """Return the largest mixes of micro-batches in flight, per stage of a group.
 
-    Which mix is the largest depends on the stages' sizes, so every mix is listed that no other exceeds in all stages.
-    GPipe holds all micro-batches, 1F1B one per group from here to the end; the others are walked through.
+    The stages' sizes decide which mix is largest, so every mix is listed that no other exceeds in all stages. GPipe
+    holds all micro-batches, 1F1B one per group from here to the end; other schedules are counted from their table.
 
     >>> in_flight(Schedule(name="1f1b"), groups=4, micro_batches=16, group=0)
     ((4,),)
@@ -54,7 +54,7 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
     if schedule.name == "1f1b":
         return ((min(micro_batches, groups - group),),)
     if schedule.name == "zero-bubble" and schedule.virtual == 1:
-        return ((min(micro_batches, groups),),)  # weight gradients lag as far behind as a group runs less ahead
+        return ((min(micro_batches, groups),),)  # weight gradients lag by as many as a group runs fewer ahead
     if schedule.name == "zbv" and micro_batches >= 2 * groups:
         return ((2 * groups - group - 1, group + 1), (2 * groups - group, group))
     if schedule.name == "interleaved" and schedule.virtual > 1:
@@ -63,7 +63,10 @@ def in_flight(schedule: Schedule, groups: int, micro_batches: int, group: int) -
 
 
 def _interleaved_mixes(p: int, m: int, v: int, group: int) -> tuple[tuple[int, ...], ...]:
-    """After its warm-up a group holds equally many at every forward; which of them repeats with every round."""
+    """Return the mixes of interleaved 1F1B.
+
+    After its warm-up a group holds equally many at every forward; the mix repeats with every round.
+    """
     per_round, ahead = rounds(p, m, v, 2 * (p - 1 - group))
     held = [0] * v
     for step in range(ahead):
@@ -77,13 +80,13 @@ def _interleaved_mixes(p: int, m: int, v: int, group: int) -> tuple[tuple[int, .
 
 
 def rounds(p: int, m: int, v: int, hops: int) -> tuple[int, int]:
-    """Micro-batches of a round, and forwards that a group runs ahead."""
+    """Return the micro-batches of a round, and the forwards that a group runs ahead."""
     per_round = m // max(1, m // p)
     return per_round, min((v - 1) * per_round + hops, m * v)
 
 
 def _walked(schedule: Schedule, groups: int, micro_batches: int, group: int) -> tuple[tuple[int, ...], ...]:
-    """The same for any schedule, by going through its table."""
+    """Return the largest mixes of any schedule, counted from its table."""
     row = action_table(schedule, groups, _enough(schedule, groups, micro_batches))[group]
     stages = groups * schedule.virtual
     mine = [s for s in range(stages) if group_of_stage(schedule, stages, s) == group]
@@ -93,7 +96,7 @@ def _walked(schedule: Schedule, groups: int, micro_batches: int, group: int) -> 
         held[stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[kind]
         mixes.add(tuple(held.values()))
     largest: list[tuple[int, ...]] = []
-    for mix in sorted(mixes, key=sum, reverse=True):  # what exceeds a mix has a larger sum
+    for mix in sorted(mixes, key=sum, reverse=True):  # a mix that exceeds another has a larger sum
         if not any(_exceeds(other, mix) for other in largest):
             largest.append(mix)
     return tuple(sorted(largest))
@@ -104,7 +107,7 @@ def _exceeds(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 def _enough(schedule: Schedule, groups: int, micro_batches: int) -> int:
-    """Full rounds repeat themselves: a few of them hold as much as thousands."""
+    """Return enough micro-batches for the peak: full rounds repeat, so a few hold as much as thousands."""
     few = 6 * groups
     if schedule.name == "custom" or micro_batches <= few:
         return micro_batches
@@ -112,7 +115,7 @@ def _enough(schedule: Schedule, groups: int, micro_batches: int) -> int:
 
 
 class _Row:
-    """The actions of one group. Micro-batches of a stage come in order, so an action need not name its own."""
+    """Actions of one group. Micro-batches of a stage come in order, so an action need not name its own."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -120,7 +123,7 @@ class _Row:
         self._weights: deque[tuple[int, int]] = deque()  # input gradients whose weight gradients are due
 
     def add(self, stage: int, kind: str) -> None:
-        counter = (stage, "F" if kind == "F" else "B")  # whole backwards and their first halves share one count
+        counter = (stage, "F" if kind == "F" else "B")  # whole backwards and input gradients share one count
         number = self._next[counter]
         self._next[counter] += 1
         self.actions.append((stage, kind, number))
@@ -128,7 +131,7 @@ class _Row:
             self._weights.append((stage, number))
 
     def weight(self, stage: int | None = None) -> None:
-        """The oldest weight gradient that is due, of one stage or of any; nothing if none is."""
+        """Append the oldest weight gradient that is due, of one stage or any; nothing if none is."""
         due = next((item for item in self._weights if stage in (None, item[0])), None)
         if due:
             self._weights.remove(due)
@@ -148,11 +151,11 @@ def _gpipe(schedule: Schedule, groups: int, micro_batches: int, group: int) -> l
 
 
 def _one_forward_one_backward(schedule: Schedule, groups: int, micro_batches: int, group: int) -> list[Action]:
-    """1F1B, its interleaved form (Narayanan et al., 2021), and the zero-bubble form of both (Qi et al., 2023).
+    """Return 1F1B, interleaved 1F1B (Narayanan et al., 2021), or the zero-bubble form (Qi et al., 2023).
 
-    Forwards go through the group's stages in rounds of micro-batches, backwards through them in reverse. A group
-    runs some forwards ahead, then one of each in turn. Zero-bubble runs fewer ahead, and fills the gaps with weight
-    gradients, which lag as many backwards behind as the group is far down the pipeline.
+    Forwards go through the group's stages in rounds of micro-batches, backwards in reverse. A group runs some forwards
+    ahead, then one of each in turn. Zero-bubble runs fewer ahead. It fills the bubbles with weight gradients, which lag
+    by as many backwards as the group's distance from the first.
     """
     p, m, v, r = groups, micro_batches, schedule.virtual, group
     zero_bubble = schedule.name == "zero-bubble"
@@ -172,9 +175,9 @@ def _one_forward_one_backward(schedule: Schedule, groups: int, micro_batches: in
 
 
 def _zero_bubble_v(schedule: Schedule, groups: int, micro_batches: int, group: int) -> list[Action]:
-    """ZB-V (Qi et al., 2023): each group runs a stage on the way down and one on the way back up.
+    """Return ZB-V (Qi et al., 2023): each group runs a stage on the way down and one on the way back up.
 
-    Built for at least 2p - 1 micro-batches; what is beyond the real number falls away.
+    The table is built for at least 2p - 1 micro-batches; actions beyond the real number are dropped.
     """
     p, r = groups, group
     count = max(2 * p - 1, micro_batches)
@@ -214,9 +217,9 @@ def _zero_bubble_v(schedule: Schedule, groups: int, micro_batches: int, group: i
 
 
 def _dual_pipe_v(schedule: Schedule, groups: int, micro_batches: int, group: int) -> list[Action]:
-    """DualPipeV (DeepSeek-V3, 2024): forwards of one direction overlap backwards of the other.
+    """Return DualPipeV (DeepSeek-V3, 2024): forwards of one direction overlap backwards of the other.
 
-    An overlapped pair stands here as its forward, then its backward.
+    The table lists an overlapped pair as its forward, then its backward.
     """
     p, r = groups, group
     down, up = r, 2 * p - 1 - r
@@ -238,7 +241,7 @@ def _dual_pipe_v(schedule: Schedule, groups: int, micro_batches: int, group: int
         row.add(up, "B")
         row.add(up, "F")
         row.add(down, "B")
-    # The second half of what is left splits its backwards, to fill the end with weight gradients.
+    # The second half of the remaining backwards is split: weight gradients fill the end.
     half = (r + 1) // 2
     for i in range(r + 1):
         row.add(up, "I" if i > half or (i == half and r % 2 == 1) else "B")

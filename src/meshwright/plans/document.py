@@ -1,4 +1,4 @@
-"""`Plan`: the document everything meets in. JSON, versioned, validated on load, written for people."""
+"""`Plan`: the versioned JSON document of a plan, validated on load and written for people."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class Plan(Table, frozen=True, kw_only=True):
 
     @staticmethod
     def of(table: object, job: Job | None = None, file: str = "") -> Plan:
-        """From the contents of a document; the short form may leave the job to the argument.
+        """Return the plan of a document's contents; the short form may take the job from the argument.
 
-        A model or cluster that the document names by path is looked up beside `file` and becomes part of
-        the plan, which so stands on its own.
+        A model or cluster named by path is looked up beside `file` and becomes part of the plan, so that the plan needs
+        no other file.
         """
         from meshwright.plans.reading import read_plan
 
@@ -110,11 +110,11 @@ class Plan(Table, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(text: str) -> Plan:
-        """From JSON text."""
+        """Return the plan of JSON text."""
         return Plan.of(parse_json(text))
 
     def to_table(self) -> dict[str, Any]:
-        """Plain dicts and lists, in the order people read: the full form of the document."""
+        """Return the full form as plain dicts and lists, in the order people read."""
         table: dict[str, Any] = {"$schema": self.schema} if self.schema else {}
         table |= {"format": self.format, "version": self.version}
         table["job"] = _plain(self.job)
@@ -133,22 +133,22 @@ class Plan(Table, frozen=True, kw_only=True):
         write_text(path, self.to_json())
 
     def resolve(self) -> Job:
-        """The job with its model and cluster found."""
+        """Return the job with its model and cluster found."""
         return self.job.resolve()
 
     @property
     def devices(self) -> int:
-        """How many devices are in use."""
+        """Number of devices in use."""
         return len(self.used)
 
     @property
     def used(self) -> tuple[int, ...]:
-        """The devices in use, in the cluster's order: process i of a run works on the i-th."""
+        """Devices in use, in the cluster's order: process i of a run uses the i-th."""
         return tuple(sorted({device for p in self.pipelines for stage in p.stages for device in stage.ranks}))
 
 
 def _plain(value: object) -> Any:
-    """Lists, dicts and numbers, as JSON knows them."""
+    """Return lists, dicts and numbers, as JSON knows them."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -166,7 +166,7 @@ def _pipeline_table(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _span_table(span: Span) -> dict[str, Any]:
-    """Degrees always, rarer choices only where they are made."""
+    """Return a span's table: degrees always, rarer choices only where they differ from the default."""
     names = ("layers", "dp", "zero", "tp", "sp", "ulysses", "ring", "ep", "etp", "recompute")
     table = {name: _plain(getattr(span, name)) for name in names}
     if span.zero_group:

@@ -1,4 +1,4 @@
-"""`Job`: one model on one cluster with one batch; and how a plan document writes it down."""
+"""`Job`: one model on one cluster with one batch; and its form in a plan document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.models import Model, precision
 LARGEST_BATCH = 10_000_000  # samples per step
 LARGEST_SEQUENCE = 100_000_000  # tokens per sample
 
-# Bytes of optimizer state per parameter, beside the master copy that the precision asks for.
+# Bytes of optimizer state per parameter, without the master copy that the precision needs.
 OPTIMIZERS = {
     "adamw": 8.0,  # two float32 moments
     "adamw-16bit": 4.0,  # two bfloat16 moments (Megatron-Core's precision-aware optimizer)
@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, on what, with which batch.
+    """Model, cluster and batch of a training job.
 
     >>> job = Job(Model.preset("llama3-70b"), Cluster.preset("8x8xh100"), global_batch=512, seq_len=8192)
     >>> job.tokens_per_step
@@ -65,7 +65,7 @@ class Job:
         return self.global_batch * self.seq_len
 
     def written(self) -> WrittenJob:
-        """The job as a plan document holds it."""
+        """Return the job as a plan document holds it."""
         return WrittenJob(
             model=_plain_reference(self.model.reference or self.model.name),
             cluster=_plain_reference(self.cluster.reference or self.cluster.name),
@@ -87,7 +87,7 @@ class WrittenJob(Table, frozen=True, kw_only=True):
     optimizer: str = "adamw"
 
     def resolve(self, folder: str = "", field: str = "job") -> Job:
-        """Find the model and the cluster this document names; paths are relative to `folder`."""
+        """Find the model and the cluster that this document names; paths are relative to `folder`."""
         model = _inside(f"{field}.model", lambda: Model.load(_beside(self.model, folder)))
         cluster = _inside(f"{field}.cluster", lambda: Cluster.load(_beside(self.cluster, folder)))
         return _inside(
@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 def _inside(field: str, make: Callable[[], T]) -> T:
-    """An error of a file of its own (a config.json) keeps its place; any other is at a field of this document."""
+    """Run `make` and place its errors: one in a file of its own (a config.json) keeps it, others get `field`."""
     try:
         return make()
     except InputError as error:
@@ -109,7 +109,7 @@ def _inside(field: str, make: Callable[[], T]) -> T:
 
 
 def _beside(what: str | dict[str, Any], folder: str) -> str | dict[str, Any]:
-    """A path as seen from the document's folder, if something is there."""
+    """Return a path relative to the document's folder, if something is there."""
     if isinstance(what, str) and folder and os.path.exists(os.path.join(folder, what)):
         return os.path.join(folder, what)
     return what

@@ -1,4 +1,4 @@
-"""A plan as a picture for the terminal: stages over layers, coloured by strategy, with memory bars."""
+"""Picture of a plan for the terminal: stages over layers, coloured by strategy, with memory bars."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from meshwright.plans.spans import layer_range
 from meshwright.plans.stored_estimate import MEMORY_PARTS, StageMemory
 from meshwright.plans.strategy import DEFAULT_ORDER, Offload, Span
 
-# Dark enough for white letters, and apart for colour-blind readers; the letters say the same without colour.
+# Dark enough for white letters, distinct for colour-blind readers; the letters carry the same information.
 _COLOURS = ("#3b6ea8", "#c4622d", "#3a7d44", "#8e4585", "#2a8b8b", "#7d7a2c", "#a83b3b", "#6b6b6b")
 _BAR = 40
 
 
 def draw(plan: Plan, job: Job, memory: Sequence[StageMemory], width: int = 100) -> Group:
-    """The whole picture, ready for `rich.print`."""
+    """Return the whole picture, ready for `rich.print`."""
     letters = _letters(plan)
     parts: list[Text | RichTable] = [_title(plan, job), Text()]
     place = 0
@@ -37,7 +37,7 @@ def draw(plan: Plan, job: Job, memory: Sequence[StageMemory], width: int = 100) 
 
 
 def strategy_text(span: Span) -> str:
-    """A strategy in one line: only what is switched on.
+    """Return a strategy in one line: only the enabled options.
 
     >>> strategy_text(Span(layers="all", dp=8, tp=4, sp=True, zero=1))
     'dp 8, zero 1, tp 4 + sp'
@@ -92,7 +92,7 @@ def _heading(pipeline: Pipeline, number: int, count: int) -> Text:
 
 
 def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, width: int) -> RichTable:
-    """One row per device group, one column per (bundle of) layers, the letter of the strategy in between."""
+    """Return one row per device group, one column per (bundle of) layers, and the strategy's letter in each cell."""
     count = len(job.model.layers)
     columns = min(max(width - 34, 20), count)
     table = RichTable(box=None, pad_edge=False, show_header=True, header_style="dim")
@@ -118,7 +118,7 @@ def _map(pipeline: Pipeline, job: Job, letters: dict[str, str], groups: int, wid
 
 
 def draw_memory(memory: Sequence[StageMemory], width: int) -> RichTable:
-    """A bar per device group, full width = the device's memory; what does not fit is said."""
+    """Return a bar per device group, full width = the device's memory, and report what does not fit."""
     labels = [_label(row) for row in memory]
     names = max(len("devices"), *(len(row.devices) for row in memory))
     room = width - names - max(len(label) for label in labels) - 6  # two blanks between columns
@@ -140,12 +140,12 @@ def _label(row: StageMemory) -> Text:
 
 
 def _bar(row: StageMemory, length: int) -> Text:
-    """Cells in proportion; what is there at all gets one, at the cost of what has most to spare."""
+    """Return cells in proportion; every nonzero part gets one, taken from the part with most to spare."""
     scale = length / max(row.capacity, row.total)
     exact = {name: getattr(row, name) * scale for name, _, _ in MEMORY_PARTS}
     cells = {name: max(round(part), 1) if part else 0 for name, part in exact.items()}
     filled = min(max(round(row.total * scale), sum(map(bool, cells.values()))), length)
-    while sum(cells.values()) != filled:  # one cell at a time, where it is least wrong
+    while sum(cells.values()) != filled:  # one cell at a time, at the largest error
         step = 1 if sum(cells.values()) < filled else -1
         open_ = [name for name in cells if cells[name] + step >= 1]
         cells[max(open_, key=lambda name: step * (exact[name] - cells[name]))] += step
@@ -164,7 +164,7 @@ def _legend(letters: dict[str, str]) -> Text:
 
 
 def legend_of_memory() -> Text:
-    """What the letters of the memory bars stand for."""
+    """Return the meaning of the letters in the memory bars."""
     legend = Text()
     for name, letter, colour in MEMORY_PARTS:
         legend.append(f" {letter} ", style=f"white on {colour}")

@@ -1,4 +1,4 @@
-"""From a table to a checked plan and its job: which form it has, where its files are, whether it keeps the rules."""
+"""Read a table into a checked plan and its job: find the form, resolve the files, check the rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _read_full(table: dict[str, Any], job: Job | None, folder: str) -> tuple[Pla
 
 
 def _standing_alone(written: WrittenJob, job: Job) -> WrittenJob:
-    """Paths are replaced by what they lead to; names and tables stay as they are written."""
+    """Replace paths by the contents they lead to; names and tables stay as written."""
     full = job.written()
     model = full.model if isinstance(written.model, str) and not isinstance(full.model, str) else written.model
     cluster = (
@@ -65,7 +65,7 @@ def _read_short(table: dict[str, Any], job: Job | None, folder: str) -> tuple[Pl
 
 
 def _as_written(field: str, stages: bool) -> str:
-    """A field of the full form as the short form has it: pipelines[0].stages[2].spans[0].tp is stages[2].tp, or tp."""
+    """Return a full-form field in short form: pipelines[0].stages[2].spans[0].tp is stages[2].tp, or tp."""
     inside = r"\2" if not stages else r"stages[\1].\2"
     field = re.sub(r"^pipelines\[0\]\.stages\[(\d+)\](?:\.spans(?:\[0\])?)?\.?(.*)$", inside, field)
     field = re.sub(r"^(pipelines\[0\]|job)\.?", "", field).removesuffix(".")

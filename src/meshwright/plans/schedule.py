@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, which device group runs which stage, and whether a custom table can run."""
+"""Pipeline schedules by name, the device group of each stage, and the check of a custom table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Schedule(Table, frozen=True, kw_only=True):
 
 
 def virtual_fault(schedule: Schedule) -> tuple[str, str] | None:
-    """(problem, what would be valid) where a schedule cannot run so many stages per device group."""
+    """Return (problem, valid values) if a schedule cannot run so many stages per device group."""
     name, virtual = schedule.name, schedule.virtual
     if name in V_SHAPED and virtual != 2:
         return f"{name} runs two stages per device group, not {virtual}", "2"
@@ -39,7 +39,7 @@ def virtual_fault(schedule: Schedule) -> tuple[str, str] | None:
 
 
 def group_of_stage(schedule: Schedule, stages: int, stage: int) -> int:
-    """The device group that runs a stage: around in a loop, or in a V.
+    """Return the device group that runs a stage: around in a loop, or in a V.
 
     >>> [group_of_stage(Schedule(name="zbv", virtual=2), 4, s) for s in range(4)]
     [0, 1, 1, 0]
@@ -51,7 +51,8 @@ def group_of_stage(schedule: Schedule, stages: int, stage: int) -> int:
 
 
 def parse_action(text: str) -> Action | None:
-    """
+    """Parse an action, or return None.
+
     >>> parse_action("2F13")
     (2, 'F', 13)
     """
@@ -60,7 +61,7 @@ def parse_action(text: str) -> Action | None:
 
 
 def table_faults(schedule: Schedule, stages: int, micro_batches: int) -> Iterator[tuple[int, str]]:
-    """What is wrong with a custom table: (row, problem), nothing if it can run to its end."""
+    """Yield the faults of a custom table as (row, problem); nothing if it can run to its end."""
     groups = stages // schedule.virtual
     if len(schedule.table) != groups:
         yield 0, f"has {len(schedule.table)} rows for {groups} device groups"
@@ -96,7 +97,7 @@ def table_faults(schedule: Schedule, stages: int, micro_batches: int) -> Iterato
 
 
 def _stuck(rows: list[list[Action]], stages: int) -> tuple[int, str] | None:
-    """Run the rows against one another; the first that waits for ever, if any."""
+    """Run the rows against one another and return the first that waits for ever, if any."""
     done: set[Action] = set()
     position = [0] * len(rows)
 

@@ -11,7 +11,7 @@ from meshwright.plans.short_form import ShortPlan
 
 
 def schema() -> dict[str, Any]:
-    """Draft 2020-12; accepts the full and the short form.
+    """Return the schema (draft 2020-12); it accepts the full and the short form.
 
     >>> schema()["title"]
     'meshwright plan'

@@ -1,10 +1,13 @@
-"""The short form: `{"tp": 4, "pp": 2, "dp": 8}` beside a job expands to the full document.
+"""Short form of a plan: `{"tp": 4, "pp": 2, "dp": 8}` beside a job expands to the full document.
 
-Defaults, each of them a choice that costs nothing or that most would make:
-dp takes the devices the other degrees leave; sequence parallelism goes with tensor parallelism;
-ZeRO-1 goes with replicas (same traffic as plain data parallelism, less memory); micro-batches of
-one sample; 1F1B, or its interleaved form with virtual stages; blocks dealt evenly to stages, the
-embedding with the first and the head with the last.
+Each default costs nothing or is the usual choice:
+
+- dp takes the devices the other degrees leave
+- sequence parallelism goes with tensor parallelism
+- ZeRO-1 goes with replicas (same traffic as plain data parallelism, less memory)
+- micro-batches of one sample
+- 1F1B, or its interleaved form with virtual stages
+- blocks divided evenly over stages, the embedding with the first and the head with the last
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ _JOB_HINT = "model, cluster and global_batch in the plan, or --model, --cluster 
 _JOB_FIELDS = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
 
 
-# What other frameworks call it.
+# Names in other frameworks.
 _ELSEWHERE = {
     "cp": "ring=2 or ulysses=2, or both",
     "vpp": "virtual=2",
@@ -93,7 +96,7 @@ _ELSEWHERE = {
 
 
 def parse_short(text: str) -> dict[str, Any]:
-    """`tp=8,pp=4,recompute=selective` -> the table of the short form.
+    """Parse `tp=8,pp=4,recompute=selective` into the table of the short form.
 
     >>> parse_short("tp=8, pp=4, sp=false, recompute=norm+activation")
     {'tp': 8, 'pp': 4, 'sp': False, 'recompute': ['norm', 'activation']}
@@ -117,7 +120,7 @@ def _value(name: str, text: str) -> Any:
     if re.fullmatch(r"-?[0-9]{1,30}", text):
         return int(text)
     if re.fullmatch(r"-?[0-9]+\.?[0-9]*([eE][+-]?[0-9]{1,3})?", text[:60]):
-        return float(text[:60])  # no field takes one; the error then says what it is
+        return float(text[:60])  # no field takes a float; the error then names the valid type
     if text in {"true", "false"}:
         return text == "true"
     if name == "recompute" and text not in {"none", "selective", "full"}:
@@ -126,7 +129,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def expand(table: dict[str, Any], job: Job | None = None, folder: str = "") -> tuple[Plan, Job]:
-    """The full plan that a short one stands for, and its job."""
+    """Return the full plan of a short one, and its job."""
     short = convert(table, ShortPlan)
     job = _job(short, job, folder)
     schedule = _schedule(short)
@@ -176,7 +179,7 @@ def _schedule(short: ShortPlan) -> Schedule:
 
 
 def _group_count(short: ShortPlan, schedule: Schedule) -> int:
-    """Device groups in the pipeline: `pp`, or the number of stages written out."""
+    """Return the device groups in the pipeline: `pp`, or the number of stages written out."""
     if not short.stages:
         return _or(short.pp, 1)
     written = len(short.stages)
@@ -190,7 +193,7 @@ def _group_count(short: ShortPlan, schedule: Schedule) -> int:
 
 
 def _layers_of_stages(short: ShortPlan, model: Model, stages: int) -> list[str]:
-    """Layers as written, or blocks dealt evenly: earlier stages take one more when they do not divide."""
+    """Return layers as written, or blocks divided evenly: earlier stages take one more when they do not divide."""
     if short.stages:
         written = [stage.layers for stage in short.stages]
         if all(isinstance(text, str) for text in written):
@@ -202,7 +205,7 @@ def _layers_of_stages(short: ShortPlan, model: Model, stages: int) -> list[str]:
 
 
 def _named(model: Model, layers: str, index: int) -> None:
-    """Refuse a span that names no layers before anything is made of it."""
+    """Refuse a span that names no layers, before it is used."""
     try:
         layers_of(model, layers)
     except InputError as error:
@@ -210,7 +213,7 @@ def _named(model: Model, layers: str, index: int) -> None:
 
 
 def even_split(model: Model, stages: int) -> list[range]:
-    """Whole blocks dealt evenly; what stands before the first block goes first, what follows the last goes last.
+    """Divide whole blocks evenly; layers before the first block join the first part, later ones the last.
 
     >>> from meshwright.models import Model
     >>> even_split(Model.preset("tiny-llama"), 2)
@@ -255,7 +258,7 @@ def _span(short: ShortPlan, job: Job, index: int, groups: int, names: list[str])
 
 
 def _recompute(chosen: str | tuple[str, ...], model: Model, layers: str) -> str | list[str]:
-    """Operators named for the whole plan are repeated where they are; a name that is nowhere stays, to be refused."""
+    """Return the operators of the whole plan that occur in `layers`; unknown names stay, to be refused later."""
     if isinstance(chosen, str):
         return chosen
     everywhere = {name for layer in model.layers for name in layer.op_names}
@@ -264,7 +267,7 @@ def _recompute(chosen: str | tuple[str, ...], model: Model, layers: str) -> str 
 
 
 def _remaining_dp(own: ShortStage, job: Job, index: int, groups: int, model_parallel: int) -> int:
-    """Replicas that fill the devices of this stage, or of the whole cluster."""
+    """Return the replicas that fill the devices of this stage, or of the whole cluster."""
     if isinstance(own.devices, str):
         devices, where = len(_ranks(own.devices, index)), f"the devices {own.devices} of the stage"
         per_replica = model_parallel
@@ -285,7 +288,7 @@ def _ranks(text: str, index: int) -> tuple[int, ...]:
 
 
 def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) -> list[str]:
-    """Devices as written; every other group takes the next ones that are free. Stages of one group share them."""
+    """Return devices as written; every other group takes the next free ones. Stages of one group share them."""
     written = _written_devices(short, job, schedule)
     groups = len(spans) // schedule.virtual
     taken = {rank for text in written.values() for rank in device_ranks(text)}
@@ -303,7 +306,7 @@ def _devices(short: ShortPlan, job: Job, schedule: Schedule, spans: list[Span]) 
 
 
 def _written_devices(short: ShortPlan, job: Job, schedule: Schedule) -> dict[int, str]:
-    """The devices that stages name, by group; two stages of one group must name the same."""
+    """Return the devices that stages name, by group; two stages of one group must name the same."""
     written: dict[int, str] = {}
     for i, stage in enumerate(short.stages):
         if not isinstance(stage.devices, str):
@@ -320,7 +323,7 @@ def _written_devices(short: ShortPlan, job: Job, schedule: Schedule) -> dict[int
 
 
 def _micro_batches(short: ShortPlan, job: Job, spans: list[Span]) -> int:
-    """Count of micro-batches from their size per replica, or as written; both must agree."""
+    """Return the number of micro-batches from their size per replica, or as written; both must agree."""
     dp = lcm(*(span.dp for span in spans))  # stages may differ: a micro-batch must divide over all of them
     size = _or(short.micro_batch, 1)
     samples = size * dp

@@ -12,7 +12,7 @@ from meshwright.models import Layer, Model
 
 
 def layer_range(model: Model, text: str) -> range:
-    """`embed..block.39` (both ends included; a block means all its layers), or one name.
+    """Parse `embed..block.39` (both ends included; a block means all its layers), or one name.
 
     >>> from meshwright.models import Model
     >>> layer_range(Model.preset("tiny-llama"), "embed..block.1")
@@ -27,13 +27,13 @@ def layer_range(model: Model, text: str) -> range:
 
 
 def layers_of(model: Model, text: str) -> tuple[Layer, ...]:
-    """The layers of a span."""
+    """Return the layers of a span."""
     found = layer_range(model, text)
     return model.layers[found.start : found.stop]
 
 
 def alike(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
-    """One of each sort of layer, with how many there are: the blocks of a model repeat a few sorts.
+    """Return one layer of each kind, with its count: the blocks of a model repeat a few kinds.
 
     >>> from meshwright.models import Model
     >>> [(layer.name, count) for layer, count in alike(Model.preset("llama3-8b").layers)][:2]
@@ -47,13 +47,13 @@ def alike(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
 
 
 def sort_of(layer: Layer) -> tuple[object, ...]:
-    """Equal for layers that cost the same; operators are shared, so that their identity tells."""
+    """Return a key that is equal for layers of equal cost; equal layers share operators, so identity suffices."""
     own = (id(layer.ops), layer.opens_block, layer.width_in, layer.width_out, layer.tokens, layer.heads, layer.kv_heads)
     return *own, layer.tied_to, layer.carried
 
 
 def span_name(model: Model, layers: range) -> str:
-    """The shortest notation of a range of layers: whole blocks by the block's name."""
+    """Return the shortest notation of a range of layers: whole blocks by the block's name."""
     first, last = model.layers[layers[0]], model.layers[layers[-1]]
     if len(layers) == 1:
         return first.name
@@ -66,7 +66,7 @@ def span_name(model: Model, layers: range) -> str:
 
 @lru_cache(maxsize=4096)
 def device_ranks(text: str) -> tuple[int, ...]:
-    """`0-31`, `0-7,16-23`, or with a stride `0-62/2`.
+    """Parse `0-31`, `0-7,16-23`, or with a stride `0-62/2`.
 
     >>> device_ranks("0-3,8"), device_ranks("0-6/2")
     ((0, 1, 2, 3, 8), (0, 2, 4, 6))
@@ -89,7 +89,7 @@ def device_ranks(text: str) -> tuple[int, ...]:
 
 
 def device_text(ranks: list[int]) -> str:
-    """Devices in the notation of a plan.
+    """Return devices in the notation of a plan.
 
     >>> device_text([0, 1, 2, 3]), device_text([5]), device_text([0, 1, 4, 5])
     ('0-3', '5', '0-1,4-5')

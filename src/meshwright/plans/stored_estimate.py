@@ -1,11 +1,11 @@
-"""What a plan costs, as the plan document stores it; `cost/` computes it."""
+"""Cost of a plan, as the plan document stores it; `cost/` computes it."""
 
 from __future__ import annotations
 
 from meshwright.base.tables import Table
 
-# What fills a device's memory, with a letter and a colour for pictures. Dark enough for white letters, and apart for
-# colour-blind readers.
+# Parts of a device's memory, with a letter and a colour for pictures. Dark enough for white letters,
+# and distinct for colour-blind readers.
 MEMORY_PARTS = (
     ("parameters", "p", "#3b6ea8"),
     ("gradients", "g", "#2a8b8b"),
@@ -20,7 +20,7 @@ MEMORY_PARTS = (
 
 
 class StageMemory(Table, frozen=True, kw_only=True):
-    """Bytes on the fullest device of one device group, by what they hold."""
+    """Bytes on the fullest device of one device group, by purpose."""
 
     devices: str
     capacity: int
@@ -28,13 +28,13 @@ class StageMemory(Table, frozen=True, kw_only=True):
     gradients: int
     optimizer: int
     activations: int
-    swapped_in: int  # activations that other stages park here
-    working: int  # the fullest moment of a block: recomputed activations, gradients of activations, the loss
+    swapped_in: int  # activations of other stages swapped to this one
+    working: int  # largest block: recomputed activations, gradients of activations, the loss
     communication: int  # gathered weights and inputs, gradients before they are sharded
-    fragmentation: int  # what the allocator reserves and cannot use
-    context: int  # the driver, kernels and communicators of a process; on processors, the process itself
-    host: int  # what is offloaded, in the node's memory
-    host_capacity: int  # the device's part of the node's memory
+    fragmentation: int  # reserved by the allocator but unusable
+    context: int  # driver, kernels and communicators of a process; on CPUs, the process itself
+    host: int  # offloaded, in the node's memory
+    host_capacity: int  # the device's share of the node's memory
 
     @property
     def total(self) -> int:
@@ -54,10 +54,10 @@ class StageMemory(Table, frozen=True, kw_only=True):
 
     @property
     def short_by(self) -> int:
-        """Bytes that are missing on the device; 0 when it fits."""
+        """Bytes missing on the device; 0 when the plan fits."""
         return max(self.total - self.capacity, 0)
 
     @property
     def host_short_by(self) -> int:
-        """Bytes that are missing on the host; 0 when it fits."""
+        """Bytes missing on the host; 0 when the plan fits."""
         return max(self.host - self.host_capacity, 0)

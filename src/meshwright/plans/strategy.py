@@ -1,4 +1,4 @@
-"""How one span of layers is parallel, and what it does to save memory."""
+"""Strategy of one span of layers: its degrees of parallelism and its memory savings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Swap(Table, frozen=True, kw_only=True):
 
 
 class Strategy(Table, frozen=True, kw_only=True):
-    """The degrees of one span. dp x tp x ulysses x ring is the number of devices of its stage.
+    """Degrees of one span. dp x tp x ulysses x ring is the number of devices of its stage.
 
     >>> Strategy(dp=8, tp=4, zero=1).devices
     32
@@ -79,12 +79,12 @@ class Strategy(Table, frozen=True, kw_only=True):
         return max(self.devices // (self.ep * self.etp), 1)
 
     def shards(self, replicas: int) -> int:
-        """Pieces that ZeRO cuts states into which `replicas` devices hold alike (dense, or the experts')."""
+        """Return the number of pieces into which ZeRO cuts the states of `replicas` devices (dense, or experts')."""
         return min(self.zero_group or replicas, replicas)
 
     @property
     def activations_here(self) -> float:
-        """The part of the activations that is neither on the host nor with another stage."""
+        """Fraction of the activations that is neither offloaded nor swapped."""
         return 1 - self.offload.activations - (self.swap.activations if self.swap else 0.0)
 
     @property
@@ -93,11 +93,11 @@ class Strategy(Table, frozen=True, kw_only=True):
         return self.ulysses * self.ring * (2 if self.ring > 1 else 1) * (self.tp if self.sp else 1)
 
     def replica(self, position: int) -> int:
-        """The data-parallel replica of the device at a position of the stage.
+        """Return the data-parallel replica of the device at a position of the stage.
 
-        Devices of a stage are laid out as a grid, its axes in `order` from adjacent devices outwards. Experts
-        fold over the same positions: etp over adjacent devices, then ep, then the experts' replicas. A ZeRO group is
-        so many adjacent replicas.
+        Devices of a stage form a grid, its axes in `order` from adjacent devices outwards. Experts fold over the same
+        positions: etp over adjacent devices, then ep, then the experts' replicas. A ZeRO group is `zero_group` adjacent
+        replicas.
         """
         stride = 1
         for axis in self.order:
@@ -107,11 +107,11 @@ class Strategy(Table, frozen=True, kw_only=True):
         return position // stride % self.dp
 
     def share(self, samples: int, replica: int) -> int:
-        """Samples of a micro-batch of `samples` that a replica takes."""
+        """Return the samples of a micro-batch of `samples` that a replica takes."""
         return self.shares[replica] if self.shares else samples // self.dp
 
     def cut(self, micro_batch: int, seq_len: int, precision: str) -> Slice:
-        """The piece of work of one device whose replica takes `micro_batch` samples."""
+        """Return the work of one device whose replica takes `micro_batch` samples."""
         return Slice(micro_batch, seq_len, precision, self.tp, self.sp, self.ulysses, self.ring, self.ep, self.etp)
 
 

@@ -1,1 +1,1 @@
-"""Which choice is best? The strategy space, the exact search, and what explains its answer."""
+"""Search for the best plan: the strategy space, the exact search, and the explanation of its answer."""

@@ -1,4 +1,4 @@
-"""Where nothing fits: the plan that comes closest, what is short, and the cheapest change that makes it fit."""
+"""Report for a job that does not fit: the closest plan, the missing memory, and the cheapest change that helps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from meshwright.search.exact.solve import Search
 from meshwright.search.space.headroom import on_job
 from meshwright.search.space.limits import Limits
 
-_EFFORT = 10_000  # for each question (`Search.effort`): where a plan was found, less was enough
+_EFFORT = 10_000  # per question (`Search.effort`): a plan that exists is found with less
 
 
 class NothingFits(DoesNotFit):
-    """No plan of the space fits; carries the one that comes closest."""
+    """Error of a space without a fitting plan, with the closest plan."""
 
     def __init__(self, problem: str, *, short_by_bytes: int, closest: Plan | None, suggestion: str) -> None:
         super().__init__(problem, short_by_bytes=short_by_bytes)
@@ -35,7 +35,7 @@ class NothingFits(DoesNotFit):
 
 
 def closest(search: Search, whole: Job | None = None, first: int = 0) -> NothingFits:
-    """Ask how much memory a device would need, by halving; then which change of the job is enough.
+    """Find by halving the memory a device would need, then the change of the job that is enough.
 
     `whole` is the job on all kinds of devices, of which the searched one begins with device `first`.
     """
@@ -53,7 +53,7 @@ def closest(search: Search, whole: Job | None = None, first: int = 0) -> Nothing
         found, low, high = (better, low, middle) if better else (found, middle, high)
     found = on_job(found, job)
     row = max(estimate(job, found, search.runtime, search.constants).memory, key=lambda row: row.short_by)
-    if not row.short_by:  # it would fit: something else keeps it from being a plan
+    if not row.short_by:  # it would fit: something else excludes it
         return _restricted(search, job)
     problem = (
         f"{job.model.name} does not fit on {job.cluster.name} with any plan: the closest needs {size(row.total)} on "
@@ -63,7 +63,7 @@ def closest(search: Search, whole: Job | None = None, first: int = 0) -> Nothing
 
 
 def _restricted(search: Search, job: Job) -> NothingFits:
-    """Say which of the limits is in the way, if leaving out one is enough."""
+    """Report the limit that prevents a plan, if dropping one is enough."""
     problem = f"no plan of {job.model.name} on {job.cluster.name} keeps the restrictions"
     limits = search.limits
     for name, value in limits.fixed.items():
@@ -79,18 +79,18 @@ def _restricted(search: Search, job: Job) -> NothingFits:
 
 
 def _any(search: Search, limits: Limits) -> bool:
-    """Whether a plan keeps other limits, however much memory it takes."""
+    """Return True if a plan keeps other limits, with any amount of memory."""
     return bool(_tried(search, search.job, limits, search.setting.room.memory * 2**20).best)
 
 
 def _with_memory(search: Search, memory: float, first: int) -> Plan | None:
-    """A plan for devices of so much memory, the first that is found, on devices from number `first`."""
+    """Return the first plan found for devices of `memory` bytes, on devices from number `first`."""
     other = _tried(search, search.job, search.limits, memory)
     return plan_of(search.job, other.best[0], other.modes, first) if other.best else None
 
 
 def _tried(search: Search, job: Job, limits: Limits, memory: float | None = None) -> Search:
-    """A search for the first plan of a job, on devices of so much memory."""
+    """Search for the first plan of a job, on devices of `memory` bytes."""
     other = Search(job, search.runtime, limits, search.constants, first_only=True, effort=_EFFORT)
     if memory is not None:
         other.setting = replace(other.setting, room=replace(other.setting.room, memory=memory))
@@ -107,7 +107,7 @@ def _suggestion(search: Search) -> str:
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:
-    """Changes of a job, the cheapest first."""
+    """Yield changes of a job, the cheapest first."""
     if job.optimizer == "adamw":
         yield "optimizer adamw-8bit is enough", replace(job, optimizer="adamw-8bit")
     cluster, group = job.cluster, job.cluster.groups[0]

@@ -1,4 +1,4 @@
-"""`plan(job)`: the best plan there is, with the proof, or what keeps the job from fitting."""
+"""`plan(job)`: the best plan with its proof, or the reason why the job does not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from meshwright.search.refine.refine import refined
 from meshwright.search.space.headroom import on_job, with_less_memory
 from meshwright.search.space.limits import Limits
 
-# A first plan in a fraction of the time of a search: rules of thumb, so that there is always something to show.
+# Rules of thumb give a first plan in a fraction of a search's time, so that there is always one to show.
 
 
 _SIMPLE = {"ulysses": 1, "ring": 1, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}
@@ -41,7 +41,7 @@ _FORBIDDEN = ("hybrid", "adaptive", "mixed", "placement", "park")
 
 
 def first_plan(job: Job, runtime: Runtime, limits: Limits, constants: Constants) -> tuple[float, Plan] | None:
-    """A plan that fits and keeps the limits, with its seconds, if a rule of thumb finds one."""
+    """Return a plan that fits and keeps the limits, with its seconds, if a rule of thumb finds one."""
     for some in _thumbs(job, limits):
         search = Search(job, runtime, some, constants, first_only=True)
         if not together(search.setting, offload=some.allows("offload")):
@@ -53,7 +53,7 @@ def first_plan(job: Job, runtime: Runtime, limits: Limits, constants: Constants)
 
 
 def _thumbs(job: Job, limits: Limits) -> Iterator[Limits]:
-    """Limits that leave a handful of plans; those that the user's limits rule out are left out."""
+    """Yield limits that leave a handful of plans, within the user's limits."""
     group = job.cluster.groups[0]
     tp = group.devices_per_node
     dp = gcd(job.global_batch, max(job.cluster.devices // tp, 1))
@@ -69,14 +69,14 @@ def _thumbs(job: Job, limits: Limits) -> Iterator[Limits]:
             continue
 
 
-_GRACE = 5.0  # seconds beyond a time limit in which a first plan is still looked for
+_GRACE = 5.0  # seconds beyond a time limit to look for a first plan
 SOLVERS = ("exact", "milp")  # of the chain problem of the best shape
 Progress = Callable[[float, float], None]  # called with the seconds of the best plan so far and the bound
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan, what it costs, and what the search saw on its way."""
+    """Plan with its cost, and other plans of the search."""
 
     plan: Plan
     estimate: Estimate
@@ -84,7 +84,7 @@ class Answer:
 
     @property
     def optimal(self) -> bool:
-        """Whether nothing in the space can be faster."""
+        """True if nothing in the space can be faster."""
         return bool(self.plan.search and self.plan.search["optimal"])
 
 
@@ -100,7 +100,7 @@ def plan(
     progress: Progress | None = None,
     constants: Constants = DEFAULT,
 ) -> Answer:
-    """The fastest plan of the space for a job, as a given framework would run it.
+    """Return the fastest plan of the space for a job, as a given framework would run it.
 
     `headroom` is the part of every device's memory that the plan must leave free.
 
@@ -115,7 +115,7 @@ def plan(
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     limits, constants = Limits.of(fix, forbid, headroom), seen_in(job.cluster, constants)
     _checked(job, limits, time_limit, solver)
-    # Products of small matrices: a second thread of the library spends its time waiting.
+    # Matrices are small: a second thread of the library would only wait.
     with threadpool_limits(1, user_api="blas"):
         found = _planned(with_less_memory(job, headroom), framework, limits, time_limit, solver, progress, constants)
     if not headroom:
@@ -134,7 +134,7 @@ def _planned(
     if len(job.cluster.groups) > 1:
         return _mixed(MixedSearch(job, framework, limits, constants, deadline, progress), started)
     first = None
-    if time_limit is not None or progress is not None:  # someone may stop the search, and then wants a plan
+    if time_limit is not None or progress is not None:  # the search may be stopped, and a plan is wanted then
         first = first_plan(job, framework, limits, constants)
         if first and progress:
             progress(first[0], 0.0)
@@ -158,7 +158,7 @@ def _planned(
 
 
 def _checked(job: Job, limits: Limits, time_limit: float | None, solver: str) -> None:
-    """Refuse what cannot be asked, before anything is searched."""
+    """Refuse impossible requests before the search."""
     if not isinstance(job, Job):
         raise InputError(f"is a {type(job).__name__}", field="job", valid="a Job(model, cluster, ...)")
     if not isinstance(solver, str) or solver not in SOLVERS:
@@ -182,7 +182,7 @@ def _checked(job: Job, limits: Limits, time_limit: float | None, solver: str) ->
 
 
 def supported(job: Job) -> None:
-    """Refuse a precision that a device does not have before anything is searched."""
+    """Refuse a precision that a device does not have, before the search."""
     one = Span(layers=f"{job.model.layers[0].name}..{job.model.layers[-1].name}")
     pipelines = []
     for i, group in enumerate(job.cluster.groups):
@@ -212,7 +212,7 @@ def _mixed(search: MixedSearch, started: float) -> Answer:
 
 
 def _answered(search: Search | MixedSearch, plans: list[Plan], seconds: float, solver: str) -> Answer:
-    """The first plan with its proof, the others beside it."""
+    """Return the first plan with its proof, and the other plans."""
     job, best = search.job, plans[0]
     found = estimate(job, best, search.runtime, search.constants)
     gap = max(0.0, 1 - search.bound / found.step_seconds)
@@ -236,7 +236,7 @@ def made_by() -> dict[str, str]:
 
 
 def summary(found: Estimate) -> dict[str, Any]:
-    """An estimate as a plan document stores it."""
+    """Return an estimate as a plan document stores it."""
     return {
         "step_time_s": found.step_seconds,
         "tokens_per_s_per_device": found.tokens_per_second_per_device,

@@ -1,4 +1,4 @@
-"""A search on the side: the best plan within a short time, or none; it never asks what would fit instead."""
+"""Short searches: the best plan within a short time, or none, without advice if nothing fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.search.space.limits import Limits
 
 @dataclass(frozen=True)
 class Quick:
-    """What a short search found."""
+    """Result of a short search."""
 
     plan: Plan
     estimate: Estimate
@@ -30,7 +30,7 @@ class Quick:
 
 
 def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick | None:
-    """The best plan found in so many seconds under some limits; nothing if none was found."""
+    """Return the best plan found within `seconds` under some limits, or None."""
     deadline, whole = time.monotonic() + seconds, job
     job, constants = with_less_memory(job, limits.headroom), seen_in(job.cluster, DEFAULT)
     if len(job.cluster.groups) > 1:
@@ -49,7 +49,7 @@ def quick(job: Job, runtime: Runtime, limits: Limits, seconds: float) -> Quick |
 
 
 def limits_of(plan: Plan) -> Limits:
-    """The limits that a plan was searched under, as its document says; none for a plan written by hand."""
+    """Return the limits that a plan was searched under, from its document; none for a plan written by hand."""
     facts = plan.search or {}
     fixed, forbidden, headroom = (facts.get(k, d) for k, d in (("fixed", {}), ("forbidden", []), ("headroom", 0.0)))
     names = forbidden if isinstance(forbidden, list) else [forbidden]
@@ -63,7 +63,7 @@ def limits_of(plan: Plan) -> Limits:
 
 @dataclass(frozen=True)
 class Question:
-    """A job to be planned under some limits."""
+    """Job to be planned under some limits."""
 
     job: Job
     runtime: Runtime
@@ -75,7 +75,7 @@ class Question:
 
 
 def answers(jobs: Sequence[tuple[Job, Limits]], runtime: Runtime, seconds: float) -> list[Quick | None]:
-    """The best plans for several jobs, on all cores; together they take about so many seconds."""
+    """Return the best plans for several jobs, on all cores, in about `seconds` together."""
     each = seconds * workers(len(jobs)) / max(len(jobs), 1)
     questions = [Question(job, runtime, limits, each) for job, limits in jobs]
     found: list[Quick | None] = [None] * len(questions)

@@ -1,9 +1,9 @@
 """Seconds of a collective over the real topology.
 
-A group of devices is (size, stride): its members are every `stride`-th device, or, where devices are given one by one,
-the number of its members that each tier's span joins. Between spans the group's ring crosses as many network adapters
-at once as it has members there (one rail each), and every other group of the same kind crosses on the adapters of its
-own members. All functions take numbers or numpy arrays.
+A group of devices is (size, stride): its members are every `stride`-th device. Devices given one by one are instead the
+number of members that each tier's span joins. Between spans, the group's ring uses as many network adapters at once as
+it has members there (one rail each). Every other group of the same kind uses the adapters of its own members. All
+functions take numbers or numpy arrays.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _INSIDE = {"nvlink", "xgmi", "hccs", "ici", "blink", "package", "pcie", "memory"
 
 @dataclass(frozen=True)
 class Tier:
-    """One level of links: how many consecutive devices it joins, and what each of them gets."""
+    """One level of links: the number of consecutive devices it joins, and the bandwidth of each."""
 
     span: int  # devices; EVERYTHING for the outermost
     bandwidth: float  # bytes/s of one device in one direction when all use it, as collectives reach it
     latency: float  # seconds per step
-    tree: bool = True  # whether all-reduces may take a tree here: between nodes, not inside one
-    # How much of that rate each kind of collective reaches, where it was measured.
+    tree: bool = True  # True if all-reduces may use a tree here: between nodes, not inside one
+    # Part of that rate that each kind of collective reaches, if measured.
     reduce: float = 1.0
     gather: float = 1.0
     exchange: float = 1.0
@@ -38,14 +38,14 @@ class Tier:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The tiers of one group of nodes, inner to outer."""
+    """Tiers of one group of nodes, inner to outer."""
 
     tiers: tuple[Tier, ...]
     start: float = 0.0  # seconds to start a collective
 
     @staticmethod
     def of(group: Group, constants: Constants = DEFAULT, between: Link | None = None) -> Fabric:
-        """From the links of a group of nodes; `between` is a slower link that joins it to others."""
+        """Return the fabric of a group of nodes; `between` is a slower link that joins it to others."""
         tiers = []
         for link in (*group.links, *([between] if between else [])):
             span = link.span or EVERYTHING
@@ -62,7 +62,7 @@ class Fabric:
         return Fabric(tuple(tiers), max(starts, default=constants.collective))
 
     def steps(self, size: Array, stride: Array | Counts) -> list[tuple[Tier, Array, Array]]:
-        """(tier, members joined by the tiers below it, factor by which this tier grows the group)."""
+        """Return (tier, members joined by the tiers below it, factor by which this tier grows the group)."""
         found = []
         below: Array = np.ones_like(np.asarray(size, dtype=float))
         for i, tier in enumerate(self.tiers):
@@ -73,7 +73,7 @@ class Fabric:
 
 
 def device_rate(link: Link, group: Group) -> float:
-    """Bytes/s of one device on a link when all its neighbours use it too."""
+    """Return the bytes/s of one device on a link when all its neighbours use it too."""
     if link.topology not in {"shared", "pcie-tree"}:
         return link.bandwidth
     sharers = min(link.span, group.devices_per_node) if link.inside_node else group.devices_per_node
@@ -81,16 +81,17 @@ def device_rate(link: Link, group: Group) -> float:
 
 
 def gather_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
-    """All-gather to `moved` bytes per device, or reduce-scatter from them: a ring over all members.
+    """Return the seconds of an all-gather to `moved` bytes per device, or a reduce-scatter from them.
 
-    Each device passes on moved (size - 1) / size bytes; the slowest tier decides. A ring takes size - 1 steps.
+    Both use a ring over all members: each device passes on moved (size - 1) / size bytes in size - 1 steps. The slowest
+    tier decides.
     """
     per_byte, once = gather_parts(fabric, size, stride)
     return moved * per_byte + once
 
 
 def gather_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tuple[Array, Array]:
-    """The same as (seconds per byte, seconds of latency)."""
+    """Return an all-gather's cost as (seconds per byte, seconds of latency)."""
     slowest: Array = 0.0
     latency: Array = 0.0
     for tier, below, factor in fabric.steps(size, stride):
@@ -101,13 +102,13 @@ def gather_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tup
 
 
 def reduce_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
-    """All-reduce of `moved` bytes: a ring (reduce-scatter, then all-gather) or a tree, whichever is faster."""
+    """Return the seconds of an all-reduce of `moved` bytes, as a ring or a tree, whichever is faster."""
     per_byte, once = reduce_parts(fabric, size, stride)
     return moved * per_byte + once
 
 
 def reduce_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tuple[Array, Array]:
-    """The same as (seconds per byte, seconds of latency)."""
+    """Return an all-reduce's cost as (seconds per byte, seconds of latency)."""
     slowest: Array = 0.0
     ring: Array = 0.0
     tree: Array = 0.0
@@ -123,15 +124,15 @@ def reduce_parts(fabric: Fabric, size: Array, stride: Array | Counts = 1) -> tup
 def exchange_seconds(
     fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1, *, copies: int = 0
 ) -> Array:
-    """All-to-all in which each device sends `moved` bytes, one part to every member (itself included).
+    """Return the seconds of an all-to-all where each device sends `moved` bytes, one part to every member.
 
-    Tiers work side by side, so the slowest decides. Where each token goes to `copies` members and crosses to a node
-    once, however many of them are there (DeepEP), the network carries (1 - (1 - 1/nodes)^copies) nodes / copies of it.
+    Tiers work in parallel, so the slowest decides. With `copies`, each token goes to so many members but crosses to a
+    node only once (DeepEP). The network then carries (1 - (1 - 1/nodes)^copies) nodes / copies of the bytes.
     """
     slowest: Array = 0.0
     latency: Array = 0.0
     for tier, below, factor in fabric.steps(size, stride):
-        part = (factor - 1) * below / size  # of what a device sends, the part that leaves by this tier
+        part = (factor - 1) * below / size  # fraction of a device's bytes that use this tier
         if copies:
             part = part * np.where(below > 1, factor * (1 - (1 - 1 / factor) ** copies) / copies, 1.0)
         slowest = np.maximum(slowest, part / (tier.bandwidth * tier.exchange))
@@ -140,7 +141,7 @@ def exchange_seconds(
 
 
 def ring_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Counts = 1) -> Array:
-    """One step of a ring in which every member passes `moved` bytes on: as slow as the slowest link it crosses."""
+    """Return the seconds of one ring step of `moved` bytes: as slow as the slowest link it crosses."""
     slowest: Array = 0.0
     latency: Array = 0.0
     for tier, _, factor in fabric.steps(size, stride):
@@ -151,7 +152,7 @@ def ring_seconds(fabric: Fabric, moved: Array, size: Array, stride: Array | Coun
 
 
 def send_seconds(cluster: Cluster, moved: float, a: int, b: int, constants: Constants = DEFAULT) -> float:
-    """A message from one device to another, while their neighbours send theirs."""
+    """Return the seconds of a message from one device to another, while their neighbours send theirs."""
     if a == b:
         return 0.0
     link, home = cluster.link(a, b), cluster.groups[cluster.group_index(a)]

@@ -20,20 +20,20 @@ from meshwright.models.layer import Op, Recompute
 from meshwright.models.precision import precision
 
 Array = Any
-# Bytes moved per score of an unfused attention beside its two products: scale-mask-softmax, dropout and its mask.
+# Bytes moved per score of unfused attention, without its two products: scale-mask-softmax, dropout and its mask.
 _SCORE_BYTES = (8.0, 11.0)  # forward, backward
-_KERNELS = {"router": 10, "dispatch": 12, "combine": 6}  # beside the one that does the work
+_KERNELS = {"router": 10, "dispatch": 12, "combine": 6}  # besides the main one
 _BACKWARD_MOVES = 1.5  # a memory-bound operator reads its input and the gradient, and writes a gradient
 
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds a device computes in one layer, by pass, and how many kernels that takes."""
+    """Seconds of computation of one layer on a device, by pass, and its number of kernels."""
 
     forward: Array = 0.0
-    input_gradient: Array = 0.0  # all of the backward pass that the layer before waits for
+    input_gradient: Array = 0.0  # the part of the backward pass that the layer before waits for
     weight_gradient: Array = 0.0
-    recompute: Array = 0.0  # part of the forward pass that the backward pass repeats
+    recompute: Array = 0.0  # part of the forward pass that the backward pass recomputes
     kernels: Array = 0.0  # of the forward pass
 
     def __add__(self, other: Work) -> Work:
@@ -45,7 +45,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Seconds of communication along one axis, forward and backward, and how much of it delays the device."""
+    """Seconds of communication along one axis, forward and backward, and the exposed part."""
 
     forward: Array = 0.0
     backward: Array = 0.0
@@ -56,7 +56,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Placement:
-    """How far apart the members of each axis are, in devices (1 = side by side), or how many each tier joins."""
+    """Distance between members of each axis, in devices (1 = adjacent), or the number that each tier joins."""
 
     tp: Array = 1
     ulysses: Array = 1
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer, one micro-batch, one device."""
+    """Time of one layer, for one micro-batch on one device."""
 
     work: Work
     transfers: dict[str, Transfer] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def layer_time(
     layer: Layer, cut: Slice, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement,
     recompute: Recompute = "none",
 ) -> LayerTime:  # fmt: skip
-    """Computation and communication of one layer for one micro-batch on one device."""
+    """Return the computation and communication of one layer for one micro-batch on one device."""
     many = layer_times(layer, cut, chip, fabric, runtime, place, [recompute])
     work = replace(many.work, recompute=many.work.recompute[0])
     return LayerTime(work, {axis: replace(t, repeated=t.repeated[0]) for axis, t in many.transfers.items()})
@@ -95,7 +95,10 @@ def layer_times(
     layer: Layer, cut: Slice, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement,
     recomputes: Sequence[Recompute],
 ) -> LayerTime:  # fmt: skip
-    """The same under several choices of what is repeated: `recompute` and `repeated` get them as their first axis."""
+    """Return the layer's time under several recompute choices.
+
+    `recompute` and `repeated` of the result have the choices as their first axis.
+    """
     length = layer.length(cut.seq_len)
     works = [_op_work(op, layer, cut, length, chip, runtime) for op in layer.ops]
     again = [repeated_ops(layer, recompute, runtime) for recompute in recomputes]
@@ -112,7 +115,7 @@ def layer_times(
         "ulysses": _ulysses(layer, cut, length, fabric, place),
         "ep": _experts(layer, cut, length, fabric, runtime, place),
     }
-    # Recomputed operators fetch their inputs again.
+    # Recomputed operators gather their inputs again.
     fetched = np.array([sum(op.name in names for op in cuts) / max(len(cuts), 1) for names in again])
     found = {axis: _settled(t, chip, fetched) for axis, t in transfers.items() if t is not None}
     collectives = sum(runtime.collective_kernels * (np.asarray(getattr(cut, axis)) > 1) for axis in found)
@@ -124,23 +127,26 @@ def _repeats(op: Op, names: frozenset[str], layer: Layer, recompute: Recompute) 
 
 
 def operator_seconds(layer: Layer, cut: Slice, chip: Chip, runtime: Runtime) -> dict[str, float]:
-    """Seconds of each operator's forward pass, which is what repeating it costs."""
+    """Return the seconds of each operator's forward pass, which is its cost of recompute."""
     length = layer.length(cut.seq_len)
     return {op.name: float(_op_work(op, layer, cut, length, chip, runtime).forward) for op in layer.ops}
 
 
 def repeated_ops(layer: Layer, recompute: Recompute, runtime: Runtime) -> frozenset[str]:
-    """Operators that the backward pass repeats; frameworks repeat blocks, not what stands before and after them."""
+    """Return the operators that the backward pass recomputes; frameworks recompute only those of blocks."""
     if recompute == "full" and not layer.block:
         return frozenset()
     names = layer.recomputed_ops(recompute, fused_attention=runtime.fused_attention)
     if recompute == "full" and runtime.stops_early and [op.name for op in layer.ops[-2:]] == ["down", "residual"]:
-        names -= {"down"}  # no backward pass asks for what a block's last product made
+        names -= {"down"}  # no backward pass needs the output of a block's last product
     return names
 
 
 def _settled(t: Transfer, chip: Chip, repeats: Array) -> Transfer:
-    """What is hidden slows the computation it hides under; what is recomputed is communicated again."""
+    """Add the costs of overlap and recompute.
+
+    Overlapped communication slows computation; recomputed passes communicate again.
+    """
     slow = chip.constants.contention
     forward = t.forward_exposed + slow * (t.forward - t.forward_exposed)
     backward = t.backward_exposed + slow * (t.backward - t.backward_exposed)
@@ -160,7 +166,7 @@ def _op_work(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtime:
 
 
 def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> Work:
-    """Forward x W, then the gradients of x and of W: three products of the same FLOPs in different shapes."""
+    """Return forward x W, then the gradients of x and of W: three products of equal FLOPs in different shapes."""
     m = cut.tokens(op.scope, length) * op.rows
     k: Array = op.k
     n: Array = op.n
@@ -179,12 +185,12 @@ def _product(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime) -> W
     added = max(runtime.accumulate_bytes, size)
     forward = product_seconds(chip, m, k, n, low=low, groups=groups, size=size)
     by_input = product_seconds(chip, m, n, k, low=low, groups=groups, size=size)
-    # Weight gradients are added to those of earlier micro-batches.
+    # Weight gradients accumulate over micro-batches.
     by_weight = product_seconds(chip, k, m, n, low=low, groups=groups, size=size, added_to=added)
     if low:  # operands are read in 16 bits and written in 8, once as they are and once transposed
         forward = forward + (0.0 if op.shares_input else memory_seconds(chip, 4.0 * m * k * groups))
         by_input = by_input + memory_seconds(chip, 4.0 * m * n * groups)
-    # A grouped product is issued expert by expert; a router is followed by scores, top-k and balance.
+    # A grouped product is issued per expert; scores, top-k and balance follow a router.
     issued = groups + _KERNELS.get(op.name, 0)
     return Work(forward, by_input, by_weight, kernels=issued + low)
 
@@ -196,7 +202,7 @@ def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtim
     heads = max(layer.heads, 1)
     head_dim = max(sum(kept.per_token for kept in op.keeps if kept.name == "context") / heads, 1.0)
     if runtime.attention == "unfused":
-        # The masked half included; windows of a picture are products of their own, sliding ones are masked.
+        # The masked half counts too. Windows of a picture are separate products, sliding ones are masked.
         keys = length if op.pairs != "none" else op.flops_per_token / (4 * heads * head_dim)
         here = float(length) * keys * heads * cut.micro_batch / (cut.tp * cut.ulysses * cut.ring)
         batch = cut.micro_batch * heads / (cut.tp * cut.ulysses) * length / keys
@@ -204,7 +210,7 @@ def _attention(op: Op, layer: Layer, cut: Slice, length: int, chip: Chip, runtim
         size = precision(cut.precision).activation / 2
         forward = 2 * one + memory_seconds(chip, _SCORE_BYTES[0] * size * here)
         return Work(forward, 4 * one + memory_seconds(chip, _SCORE_BYTES[1] * size * here), kernels=5)
-    # Each query meets so many keys; the windows of a picture state their FLOPs per token instead of per pair.
+    # Keys per query; the windows of a picture state their FLOPs per token instead of per pair.
     seen = min(op.window or length, length) if op.pairs != "none" else op.flops_per_token / (4 * heads * head_dim)
     rows = cut.tokens("tensor", length) * heads
     forward = attention_seconds(chip, flops, seen, rows, head_dim, backward=False)
@@ -215,7 +221,7 @@ def _memory_bound(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime)
     size = precision(cut.precision).activation
     tokens = cut.tokens(op.scope, length)
     if op.kind == "loss":
-        # Forward and backward together pass over the logits several times, mostly in float32.
+        # Forward and backward together read or write the logits several times, mostly in float32.
         moved = runtime.loss_bytes * op.moves * cut.tokens("whole", length) / cut.tp
         seconds = memory_seconds(chip, moved)
         return Work(seconds / 2, seconds / 2, kernels=6)
@@ -233,7 +239,10 @@ def _memory_bound(op: Op, cut: Slice, length: int, chip: Chip, runtime: Runtime)
 
 
 def _traced(op: Op, cut: Slice, length: int, chip: Chip) -> Work:
-    """A module seen only as FLOPs and kept bytes: its products at the sustained rate, its tensors written and read."""
+    """Return the work of a module known only by FLOPs and kept bytes.
+
+    Its products run at the sustained rate; its tensors are written and read.
+    """
     kept = sum(k.bytes(cut, length) for k in op.keeps)
     compute = op.forward_flops(cut, length) / chip.product_16
     moved = memory_seconds(chip, 2 * kept)
@@ -243,10 +252,11 @@ def _traced(op: Op, cut: Slice, length: int, chip: Chip) -> Work:
 def _tensor_parallel(
     layer: Layer, cut: Slice, length: int, fabric: Fabric, runtime: Runtime, place: Placement, work: Work
 ) -> Transfer | None:
-    """Activations gathered before column-cut products and summed after row-cut ones (Shoeybi et al., 2019).
+    """Return the all-gathers before column-cut products and the sums after row-cut ones (Shoeybi et al., 2019).
 
-    Without sequence parallelism one all-reduce per pass. With it the same bytes as a gather and a scatter, and in
-    the backward pass one more gather of the input for the weight gradient (Korthikanti et al., 2022).
+    Without sequence parallelism each pass needs one all-reduce. With it, the same bytes take an all-gather and a
+    reduce-scatter. The backward pass then adds an all-gather of the input for the weight gradient (Korthikanti et al.,
+    2022).
     """
     cuts = {op.cut for op in layer.ops}
     columns, rows = "column" in cuts, "row" in cuts or layer.kind == "embedding"
@@ -261,7 +271,7 @@ def _tensor_parallel(
     backward = on * np.where(sp, (2 * columns + rows) * gather, columns * reduce)
     blocking = backward
     if runtime.tp_backward_overlap:
-        # The input's gather runs under its gradient, the gradient's reduction under the weights'.
+        # The input's all-gather overlaps with its gradient, the gradient's reduction with the weight gradients.
         first = np.where(sp, rows * gather, 0.0) * on
         blocking = backward - np.minimum(backward - first, work.input_gradient + work.weight_gradient)
     return Transfer(forward, backward, forward * (1 - runtime.tp_overlap), blocking * (1 - runtime.tp_overlap))
@@ -270,26 +280,26 @@ def _tensor_parallel(
 def _ring(
     layer: Layer, cut: Slice, length: int, chip: Chip, fabric: Fabric, runtime: Runtime, place: Placement
 ) -> Transfer | None:
-    """Keys and values travel around the ring while each piece is attended to; gradients travel back with them."""
+    """Return ring communication: keys and values move while attention runs, their gradients move back with them."""
     if np.all(cut.ring == 1) or layer.kind not in {"attention", "cross_attention"}:
         return None
     step = ring_seconds(fabric, _kept(layer, cut, length, "k", "v"), cut.ring, place.ring)
     core = [_op_work(op, layer, cut, length, chip, runtime) for op in layer.ops if op.kind == "attention"]
     forward = (cut.ring - 1) * step
-    under = (cut.ring - 1) / cut.ring  # the first piece is here already
+    under = (cut.ring - 1) / cut.ring  # the first piece is local
     exposed = np.maximum(forward - sum(work.forward for work in core) * under, 0)
     behind = np.maximum(2 * forward - sum(work.input_gradient for work in core) * under, 0)
     return Transfer(forward, 2 * forward, exposed, behind)
 
 
 def _kept(layer: Layer, cut: Slice, length: int, *names: str) -> Array:
-    """Bytes of some tensors of a layer on one device, with heads that tensor parallelism repeats."""
+    """Return the bytes of some tensors of a layer on one device, with heads that tensor parallelism replicates."""
     tensors = {kept.name: kept for op in layer.ops for kept in op.keeps}
     return sum(tensors[name].bytes(cut, length) for name in names if name in tensors)
 
 
 def _ulysses(layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Placement) -> Transfer | None:
-    """Queries, keys and values change from a cut of the sequence to a cut of the heads, the context changes back."""
+    """Return the all-to-alls of Ulysses: queries, keys, values from sequence cut to head cut, the context back."""
     if np.all(cut.ulysses == 1) or layer.kind not in {"attention", "cross_attention"}:
         return None
     there, back = _kept(layer, cut, length, "q", "k", "v"), _kept(layer, cut, length, "context")
@@ -301,10 +311,10 @@ def _ulysses(layer: Layer, cut: Slice, length: int, fabric: Fabric, place: Place
 def _experts(
     layer: Layer, cut: Slice, length: int, fabric: Fabric, runtime: Runtime, place: Placement
 ) -> Transfer | None:
-    """Tokens travel to their experts and back, and their gradients likewise: two all-to-alls per pass.
+    """Return two all-to-alls per pass: tokens go to their experts and back, and so do their gradients.
 
     Devices that share an expert (etp) gather its tokens and scatter its results. Tensor parallelism without sequence
-    parallelism deals a layer's tokens out to its devices, and gathers them again at the end.
+    parallelism splits a layer's tokens over its devices, and gathers them at the end.
     """
     if not layer.experts or np.all((cut.ep == 1) & (cut.etp == 1) & (cut.tp == 1)):
         return None

@@ -1,7 +1,7 @@
-"""One way to run a layer, or thousands of them at once.
+"""Configuration of a layer, or thousands of them at once.
 
-A plan's span is one way; a search prices all the ways it may choose from in one call. Every field is a number, or a
-numpy array with one entry for each way.
+A plan's span is one configuration. A search prices all its candidates in one call. Every field is a number, or a numpy
+array with one entry per configuration.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Replicas:
 
     count: Array
     shards: Array  # pieces that ZeRO cuts their states into
-    joined: Counts  # how many of them each tier of links joins
+    joined: Counts  # number of them that each tier of links joins
 
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """How a layer is cut, where its groups lie, and what is sharded or moved away."""
+    """Cut of a layer, placement of its groups, and its sharded or offloaded parts."""
 
     cut: Slice
     place: Placement
@@ -46,12 +46,12 @@ class LayerConfig:
 
     @staticmethod
     def of(span: Span, samples: int, job: Job, site: StagePlacement) -> LayerConfig:
-        """The way of a span whose replica takes so many samples of a micro-batch."""
+        """Return the configuration of a span whose replica takes `samples` of a micro-batch."""
         return LayerConfig._of(span, samples, job, site.runtime, *site.joined(span))
 
     @staticmethod
     def anywhere(span: Span, samples: int, job: Job, runtime: Runtime) -> LayerConfig:
-        """The same where it does not matter how far apart devices are: for bytes."""
+        """Return the configuration of a span without distances between devices, enough for bytes."""
         return LayerConfig._of(span, samples, job, runtime, Placement(), (), ())
 
     @staticmethod
@@ -68,7 +68,7 @@ class LayerConfig:
 
     @property
     def here(self) -> Array:
-        """The part of the activations that is neither on the host nor with another stage."""
+        """Fraction of the activations that is neither offloaded nor swapped."""
         return 1 - self.offload_activations - self.swapped
 
 
@@ -82,7 +82,7 @@ class Held:
 
 
 def parameter_groups(layers: Sequence[Layer], ways: LayerConfig) -> tuple[Held, Held]:
-    """Dense parameters, then experts: they are replicated over different devices."""
+    """Return dense parameters, then experts: they are replicated over different devices."""
     kinds = alike(layers)
     experts = sum(n * layer.expert_parameters_on(ways.cut) for layer, n in kinds)
     dense = sum(n * layer.parameters_on(ways.cut) for layer, n in kinds) - experts

@@ -1,4 +1,4 @@
-"""Seconds of one operator on one device: matrix products, attention, and what is bound by memory.
+"""Seconds of one operator on one device: matrix products, attention, and memory-bound kernels.
 
 All functions take numbers or numpy arrays (one entry for each candidate strategy).
 """
@@ -17,7 +17,7 @@ from meshwright.cost.runtime import Runtime
 
 Array = Any  # a number or an array of them
 
-# Precision of a job -> the rates of the datasheet its products may use, best first.
+# Precision of a job -> the datasheet rates its products may use, best first.
 _RATES = {
     "fp32": ("fp32",),
     "tf32": ("tf32", "fp32"),
@@ -30,33 +30,33 @@ _RATES = {
 
 
 def peak_flops(device: Device, precision: str) -> float:
-    """The dense peak of the fastest rate that a job's matrix products may use; else the slowest the device has."""
+    """Return the fastest dense peak that a job's matrix products may use; else the device's slowest."""
     return next((device.flops[p] for p in _RATES[precision] if p in device.flops), min(device.flops.values()))
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One device as a cost model sees it: the rates it sustains."""
+    """Sustained rates of one device."""
 
     products: Products  # the job's matrix products
-    products_16: Products  # those that stay in 16 bits: language head, router
+    products_16: Products  # products that stay in 16 bits: language head, router
     attention: Attention
     memory: float  # bytes/s of a copy
-    cached: float  # bytes/s of one that fits into a cache
-    cache: float  # bytes of it
+    cached: float  # bytes/s of a copy that fits into a cache
+    cache: float  # bytes in that cache
     norm: float  # bytes/s of a norm
-    update: float  # bytes/s of an optimizer's step
-    low: bool  # whether operands are quantised to 8 or 4 bits
+    update: float  # bytes/s of an optimizer step
+    low: bool  # True if operands are quantised to 8 or 4 bits
     constants: Constants
 
     @property
     def product_16(self) -> float:
-        """FLOP/s that large products of 16 bits sustain."""
+        """FLOP/s that large 16-bit products sustain."""
         return self.products_16.rate
 
     @staticmethod
     def of(device: Device, precision: str, runtime: Runtime, constants: Constants = DEFAULT) -> Chip:
-        """The rates a device sustains in a job's precision under a runtime's kernels."""
+        """Return the rates a device sustains in a job's precision with a runtime's kernels."""
         constants = seen_on(device, constants)
         slowest = min(device.flops, key=lambda p: device.flops[p])
         best = next((p for p in _RATES[precision] if p in device.flops), slowest)
@@ -64,7 +64,7 @@ class Chip:
         high = next((p for p in _RATES["bf16" if bits else precision] if p in device.flops), best)
         usual = _usual(device, best, high, runtime, constants)
         seen = device.measured or Measured()
-        # A kernel that was measured is the best that the machine has; older ones are as the catalogue says.
+        # A measured kernel is the machine's best; older ones follow the catalogue.
         attention = seen.attention.get(high) if runtime.attention == "native" else None
         return Chip(
             seen.products.get(best, usual.products),
@@ -81,7 +81,7 @@ class Chip:
 
 
 def _usual(device: Device, best: str, high: str, runtime: Runtime, constants: Constants) -> Chip:
-    """What chips of the device's architecture sustain of its peak, where nobody has measured."""
+    """Return the usual rates of the device's architecture, without measurements."""
     arch = constants.architecture(device.architecture)
     bits = {"fp8": 1, "fp4": 2}.get(best, 0)
     power = _power(device, arch, constants)
@@ -97,7 +97,7 @@ def _usual(device: Device, best: str, high: str, runtime: Runtime, constants: Co
     if arch.wants_rows:
         keys, head = constants.attention_keys, constants.head_size
         forward, backward = constants.attention_rows
-        rows = (forward * attention[0], backward * attention[0])  # more units want more rows
+        rows = (forward * attention[0], backward * attention[0])  # more units need more rows
     tiles = (constants.product_k, constants.product_n, constants.product_floor)
     memory, norm = (device.memory_bandwidth * part for part in (constants.memory, constants.norm))
     return Chip(
@@ -107,7 +107,7 @@ def _usual(device: Device, best: str, high: str, runtime: Runtime, constants: Co
 
 
 def _power(device: Device, arch: Architecture, constants: Constants) -> float:
-    """More power per FLOP of the peak than the board that was measured has: more of the peak is sustained."""
+    """Return the power factor: more power per FLOP than the measured board sustains more of the peak."""
     peak = device.flops.get("bf16") or device.flops.get("fp16")
     if not (device.watts and arch.watts_per_tflop and peak):
         return 1.0
@@ -125,12 +125,12 @@ def product_seconds(
     added_to: float = 0.0,
     size: float = 2.0,
 ) -> Array:
-    """(m x k) @ (k x n) of numbers of `size` bytes; or so many `groups` of them, the experts of a mixture.
+    """Return the seconds of (m x k) @ (k x n) with `size` bytes per number, or of `groups` such products (experts).
 
-    Tiles that are not full waste part of the rate. Loads hide behind computation but not wholly: the root of the sum
-    of squares lies between the larger of the two times and their sum, as measured on the H200. Grouped products hide
-    less (a power of 1.5 fits what SimuMax printed for a B200, from 128 to 1024 rows per expert), and a result that is
-    added to one in memory, of `added_to` bytes per element, hides nothing.
+    Partial tiles waste part of the rate. Loads overlap with computation, but not fully: on the H200, the root of the
+    sum of squares of the two times fits. Grouped products overlap less: a power of 1.5 fits what SimuMax printed for a
+    B200, from 128 to 1024 rows per expert. A result added to one in memory, of `added_to` bytes per element, does not
+    overlap.
     """
     known = chip.products if low else chip.products_16
     flops = 2.0 * groups * (m + known.half) * (k + known.half_k) * (n + known.half)
@@ -142,7 +142,7 @@ def product_seconds(
 
 
 def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_dim: float, *, backward: bool) -> Array:
-    """A fused kernel of `rows` queries (times heads) over `keys` each.
+    """Return the seconds of a fused kernel of `rows` queries (times heads) over `keys` each.
 
     The backward pass does 2.5 times the forward's FLOPs (Dao, 2023). Smaller heads do less per load.
     """
@@ -155,7 +155,7 @@ def attention_seconds(chip: Chip, flops: Array, keys: Array, rows: Array, head_d
 
 
 def memory_seconds(chip: Chip, moved: Array, *, norm: bool = False) -> Array:
-    """A kernel that reads and writes `moved` bytes, as much of them as a cache holds at its rate."""
+    """Return the seconds of a kernel that reads and writes `moved` bytes; those that fit into a cache use its rate."""
     if norm:
         return moved / chip.norm + chip.constants.memory_floor
     beyond = np.maximum(moved - chip.cache, 0.0)

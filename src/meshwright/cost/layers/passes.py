@@ -1,4 +1,4 @@
-"""A layer's forward and backward pass on one device: computation, communication, and what travels beside them."""
+"""Forward and backward pass of a layer on one device: computation, communication, and concurrent transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.models import Layer
 
 Array = Any
 BACKWARD_KERNELS = 1.6  # kernels of the backward pass over those of the forward pass, as autograd issues them
-Part = tuple[str, str]  # (forward or backward, what it is spent on)
+Part = tuple[str, str]  # (forward or backward, part)
 PASSES = ("forward", "backward")
 
 
@@ -25,8 +25,8 @@ class Passes:
     """Seconds of one micro-batch in one layer."""
 
     spent: dict[Part, Array] = field(default_factory=dict)  # on the device; adds up to the two passes
-    hidden: dict[Part, Array] = field(default_factory=dict)  # communication under computation
-    weight_gradient: Array = 0.0  # the part of the backward pass that may wait (zero-bubble schedules)
+    hidden: dict[Part, Array] = field(default_factory=dict)  # communication overlapped with computation
+    weight_gradient: Array = 0.0  # the part of the backward pass that can be delayed (zero-bubble schedules)
 
     def total(self, when: str) -> Array:
         return sum(seconds for (which, _), seconds in self.spent.items() if which == when)
@@ -35,20 +35,20 @@ class Passes:
 def layer_passes(
     layer: Layer, time: LayerTime, ways: LayerConfig, site: StagePlacement, kept: Array = 0.0, parked: int | None = None
 ) -> Passes:
-    """The passes of a layer whose own work and communication take `time`.
+    """Return the passes of a layer whose own work and communication take `time`.
 
-    Sharded weights, offloaded and swapped tensors travel beside it and hide under it, at the price of contention; the
-    device waits where the host issues kernels more slowly than they run. `kept` is what a micro-batch leaves until its
-    backward pass, in bytes, of which a part may be moved away; `parked` is the device that swaps go to.
+    Sharded weights, offloaded and swapped tensors move at the same time, overlapped at the price of contention. The
+    device waits if the host issues kernels more slowly than they run. `kept` is the bytes a micro-batch keeps until its
+    backward pass, of which a part may be offloaded or swapped. `parked` is the device that swaps go to.
     """
     found = Passes(*_own(time), weight_gradient=time.work.weight_gradient)
-    window = {when: found.total(when) for when in PASSES}  # seconds under which a transfer may hide
+    window = {when: found.total(when) for when in PASSES}  # seconds with which a transfer may overlap
     for name, both in _beside(layer, ways, kept, site, parked).items():
-        # Sharded weights are gathered ahead of the forward pass, gradients scattered behind the backward pass.
+        # Sharded weights are gathered ahead of the forward pass, gradients scattered after the backward pass.
         ours = (site.runtime.overlap_parameters, site.runtime.overlap_gradients) if name == "zero" else (True, True)
         for when, moved, hides in zip(PASSES, both, ours, strict=True):
             under = np.minimum(moved, window[when]) if hides else 0.0
-            window[when] = window[when] + moved - under  # others go on while the device waits for this one
+            window[when] = window[when] + moved - under  # others continue while the device waits for this one
             found.spent[when, name] = moved - under + site.constants.contention * under
             found.hidden[when, name] = under
     _wait_for_host(found, time.work.kernels, ways, site)
@@ -71,7 +71,10 @@ def _own(time: LayerTime) -> tuple[dict[Part, Array], dict[Part, Array]]:
 
 
 def _wait_for_host(found: Passes, kernels: Array, ways: LayerConfig, site: StagePlacement) -> None:
-    """The host issues kernels and, where ZeRO shards every micro-batch anew, gathers (twice) and scatters; see `settled`."""
+    """Add the wait for the host, which issues kernels, and collectives of ZeRO.
+
+    Where ZeRO shards every micro-batch anew, it gathers twice and scatters once; see `settled`.
+    """
     issued = kernels * site.runtime.kernels * site.runtime.host_seconds
     power, zero = site.constants.host_overlap, np.asarray(ways.zero)
     each = (np.asarray(ways.dense.shards) > 1) * site.shard
@@ -84,7 +87,7 @@ def _wait_for_host(found: Passes, kernels: Array, ways: LayerConfig, site: Stage
 def _beside(
     layer: Layer, ways: LayerConfig, kept: Array, site: StagePlacement, parked: int | None
 ) -> dict[str, tuple[Array, Array]]:
-    """Seconds of transfers beside a layer's forward and backward pass, by what causes them."""
+    """Return the seconds of transfers during a layer's forward and backward pass, by cause."""
     found: dict[str, tuple[Array, Array]] = {}
     if np.any(np.asarray(ways.zero) >= 2):
         gather, scatter = _sharding(layer, ways, site)
@@ -102,7 +105,10 @@ def _beside(
 
 
 def _sharding(layer: Layer, ways: LayerConfig, site: StagePlacement) -> tuple[Array, Array]:
-    """Seconds to gather a layer's weights and to scatter its gradients, once each (ZeRO-2 only scatters)."""
+    """Return the seconds to gather a layer's weights and to scatter its gradients, once each.
+
+    ZeRO-2 only scatters.
+    """
     gather: Array = 0.0
     scatter: Array = 0.0
     zero = np.asarray(ways.zero)
@@ -111,7 +117,7 @@ def _sharding(layer: Layer, ways: LayerConfig, site: StagePlacement) -> tuple[Ar
         used = (shards > 1) & (held.count > 0)
         inside, _ = halves(held.replicas.joined, shards, held.replicas.count)
         per_byte, once = gather_parts(site.fabric, shards, inside)
-        once = 0.0 if site.shard else once  # measured with layers of next to no bytes, which is latency and all
+        once = 0.0 if site.shard else once  # measured with tiny layers, so `shard` is all latency
         gather = gather + (used & (zero == 3)) * (held.count * site.parameter_bytes * per_byte + once)
         scatter = scatter + (used & (zero >= 2)) * (held.trained * site.gradient_bytes * per_byte + once)
     return gather, scatter

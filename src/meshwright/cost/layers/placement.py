@@ -1,4 +1,4 @@
-"""Where a stage runs: the chip, the links, the framework, and which devices an axis joins."""
+"""Placement of a stage: the chip, the links, the framework, and the devices that an axis joins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.plans import Job, Span
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """Where a stage runs: its devices, the chip, the links, the framework."""
+    """Placement of a stage: its devices, the chip, the links, the framework."""
 
     cluster: Cluster
     ranks: tuple[int, ...]
@@ -31,12 +31,12 @@ class StagePlacement:
     precision: str
     host: float  # bytes/s to or from host memory
     host_update: float  # bytes/s at which this device's part of the host updates offloaded states
-    shard: float  # seconds of the host to gather or to scatter a sharded layer, where they were measured
+    shard: float  # the host's seconds to gather or to scatter a sharded layer, if measured
     _known: dict[tuple[object, ...], tuple[Placement, Counts, Counts]] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(job: Job, ranks: tuple[int, ...], where: int, runtime: Runtime, constants: Constants) -> StagePlacement:
-        """One sort of device of a stage; a stage that spans groups of nodes is joined by their slowest link."""
+        """Return one kind of device of a stage; the slowest link joins a stage that spans groups of nodes."""
         home = job.cluster.groups[where]
         touched = sorted({job.cluster.group_index(rank) for rank in (min(ranks), max(ranks))})
         fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)
@@ -45,7 +45,7 @@ class StagePlacement:
         host = seen.host or max(home.device.host_bandwidth, 1e9) * constants.host_copy
         update = seen.host_update or constants.host_memory / home.devices_per_node
         runtime = runtime.on(home.device)
-        own = runtime.name == "meshwright"  # which issued the kernels and sharded the layers that were measured
+        own = runtime.name == "meshwright"  # it issued the measured kernels and sharded the measured layers
         if own and seen.launch is not None:
             runtime = replace(runtime, host_seconds=seen.launch)
         constants = seen_on(home.device, constants)
@@ -64,7 +64,7 @@ class StagePlacement:
         )
 
     def joined(self, span: Span) -> tuple[Placement, Counts, Counts]:
-        """Members of each axis of a span, of its replicas, and of its experts' replicas, by what joins them."""
+        """Return the members of each axis of a span, of its replicas and of its experts' replicas, by tier."""
         key = (span.dp, span.tp, span.ulysses, span.ring, span.ep, span.etp, span.order)
         if key not in self._known:
             where = (self.cluster, span, self.ranks, self.fabric)
@@ -73,20 +73,20 @@ class StagePlacement:
 
     @property
     def everyone(self) -> Counts:
-        """All devices of the stage as one group."""
+        """Group of all devices of the stage."""
         return counts(self.cluster, self.ranks, list(range(len(self.ranks))), self.fabric)
 
     @property
     def parameter_bytes(self) -> float:
-        """Of one element, as parameters travel: as the runtime casts them, or wider where the job trains wider."""
+        """Bytes of one communicated parameter: as the runtime casts it, or wider if the job trains wider."""
         return max(self.runtime.gather_bytes, precision(self.precision).parameter)
 
     @property
     def gradient_bytes(self) -> float:
-        """Of one element, as gradients travel."""
+        """Bytes of one communicated gradient element."""
         return max(self.runtime.gradient_bytes, precision(self.precision).activation)
 
 
 def between(cluster: Cluster, groups: Sequence[int]) -> Link:
-    """The link that joins some groups of nodes."""
+    """Return the link that joins some groups of nodes."""
     return cluster.between or min((cluster.groups[g].network for g in groups), key=lambda link: link.bandwidth)

@@ -1,4 +1,4 @@
-"""Which devices of a stage form the groups of an axis, and how many of them each tier of links joins."""
+"""Rank groups of each axis of a stage, and how many of their members each tier of links joins."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from meshwright.plans import Span
 from meshwright.plans.strategy import Axis
 
 REPLICAS: tuple[Axis, ...] = ("ulysses", "ring", "dp")  # axes whose devices hold the same dense parameters
-_MOST = 10**6  # spans in a node, more than there can be
+_MOST = 10**6  # spans in a node, more than can exist
 
 
 def stride(span: Span, axis: Axis) -> int:
-    """Positions between two neighbours along an axis."""
+    """Return the distance in positions between two neighbours along an axis."""
     return prod(getattr(span, inner) for inner in span.order[: span.order.index(axis)])
 
 
 def group(span: Span, axes: tuple[Axis, ...]) -> list[int]:
-    """Positions in the stage of the first group along some axes.
+    """Return the positions in the stage of the first group along some axes.
 
     >>> group(Span(layers="all", tp=2, dp=4), ("dp",))
     [0, 2, 4, 6]
@@ -35,7 +35,7 @@ def group(span: Span, axes: tuple[Axis, ...]) -> list[int]:
 
 
 def counts(cluster: Cluster, ranks: tuple[int, ...], positions: list[int], fabric: Fabric) -> Counts:
-    """Members that one span of each tier joins, where it joins fewest: of this group, and of the last one like it."""
+    """Return the fewest members that one span of each tier joins, over this group and the last of its kind."""
     if len(positions) == 1:
         return (1,) * len(fabric.tiers)
     fewest = [len(positions)] * len(fabric.tiers)
@@ -48,7 +48,7 @@ def counts(cluster: Cluster, ranks: tuple[int, ...], positions: list[int], fabri
 
 
 def _fewest(cluster: Cluster, members: np.ndarray, span: int) -> int:
-    """The fewest members that a span of a tier holds; spans that fit into a node are counted inside it."""
+    """Return the fewest members that a span of a tier holds; spans that fit into a node are counted inside it."""
     starts = np.array([cluster.first_rank(i) for i in range(len(cluster.groups))])
     sizes = np.array([group.devices_per_node for group in cluster.groups])
     home = np.searchsorted(starts, members, side="right") - 1
@@ -58,7 +58,7 @@ def _fewest(cluster: Cluster, members: np.ndarray, span: int) -> int:
 
 
 def placement(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabric) -> Placement:
-    """The axes of a span on the real devices of its stage."""
+    """Return the axes of a span on the real devices of its stage."""
 
     def of(*axes: Axis) -> Counts:
         return counts(cluster, ranks, group(span, axes), fabric)
@@ -68,13 +68,13 @@ def placement(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabr
 
 
 def replicas(cluster: Cluster, span: Span, ranks: tuple[int, ...], fabric: Fabric) -> tuple[Counts, Counts]:
-    """Devices that hold the same dense parameters, and those that hold the same experts."""
+    """Return the devices that hold the same dense parameters, and those that hold the same experts."""
     dense = counts(cluster, ranks, group(span, REPLICAS), fabric)
     step = span.ep * span.etp
     return dense, counts(cluster, ranks, [step * i for i in range(span.expert_replicas)], fabric)
 
 
 def halves(whole: Counts, shards: Any, size: Any) -> tuple[Counts, Counts]:
-    """A group cut into hybrid groups of so many adjacent members: inside one of them, and across them."""
+    """Return a group cut into hybrid groups of adjacent members: the members inside one, and across them."""
     inside = tuple(np.minimum(count, shards) for count in whole)
     return inside, (*(np.maximum(count // shards, 1) for count in whole[:-1]), size // shards)

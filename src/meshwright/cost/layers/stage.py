@@ -20,8 +20,8 @@ class StageTime:
     """Seconds of one micro-batch on one device of a stage."""
 
     spent: Mapping[Part, float] = field(default_factory=dict)  # on the device; adds up to the two passes
-    hidden: Mapping[Part, float] = field(default_factory=dict)  # communication under computation
-    weight_gradient: float = 0.0  # the part of the backward pass that may wait (zero-bubble schedules)
+    hidden: Mapping[Part, float] = field(default_factory=dict)  # communication overlapped with computation
+    weight_gradient: float = 0.0  # the part of the backward pass that can be delayed (zero-bubble schedules)
 
     @property
     def forward(self) -> float:
@@ -29,35 +29,35 @@ class StageTime:
 
     @property
     def backward(self) -> float:
-        """With recomputation."""
+        """Seconds of the backward pass, with recompute."""
         return sum(seconds for (when, _), seconds in self.spent.items() if when == "backward")
 
 
 def stage_time(
     job: Job, stages: Sequence[Stage], stage: Stage, site: StagePlacement, share: Callable[[Span], int]
 ) -> StageTime:
-    """One micro-batch through every span of a stage, one of the `stages` of its pipeline.
+    """Return the time of one micro-batch through every span of a stage, one of the `stages` of its pipeline.
 
-    `share` says how many of its samples this device's replica of a span takes.
+    `share` returns how many of its samples this device's replica of a span takes.
     """
     spent: defaultdict[Part, float] = defaultdict(float)
     hidden: defaultdict[Part, float] = defaultdict(float)
     weight = 0.0
     before: Span | None = None
     for span in stage.spans:
-        ways = LayerConfig.of(span, share(span), job, site)
+        config = LayerConfig.of(span, share(span), job, site)
         layers = layers_of(job.model, span.layers)
         parked = stages[span.swap.to].ranks[0] if span.swap else None
         for layer, count in alike(layers):
-            time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, span.recompute)
-            kept = layer.kept_bytes(ways.cut, span.recompute) if span.activations_here < 1 else 0.0
-            found = layer_passes(layer, time, ways, site, kept, parked)
+            time = layer_time(layer, config.cut, site.chip, site.fabric, site.runtime, config.place, span.recompute)
+            kept = layer.kept_bytes(config.cut, span.recompute) if span.activations_here < 1 else 0.0
+            found = layer_passes(layer, time, config, site, kept, parked)
             for total, part in ((spent, found.spent), (hidden, found.hidden)):
                 for name, seconds in part.items():
                     total[name] += count * float(seconds)
             weight += count * float(found.weight_gradient)
         if before and grid(before) != grid(span):
-            moved = relayout_seconds(site, float(layers[0].input_bytes(ways.cut)), span.devices)
+            moved = relayout_seconds(site, float(layers[0].input_bytes(config.cut)), span.devices)
             for when in PASSES:
                 spent[when, "relayout"] += moved
         before = span
@@ -65,10 +65,10 @@ def stage_time(
 
 
 def grid(span: Span) -> tuple[object, ...]:
-    """What decides where an activation lies: spans of one grid hand it on as it is."""
+    """Return the choices that place an activation: spans of one grid pass it on without a change of layout."""
     return span.dp, span.tp, span.sp, span.ulysses, span.ring, span.order
 
 
 def relayout_seconds(site: StagePlacement, moved: float, devices: int) -> float:
-    """Activations change from one cut of batch, sequence and width to another: an all-to-all over the stage."""
+    """Return the seconds to change the cut of activations (batch, sequence, width): an all-to-all over the stage."""
     return float(exchange_seconds(site.fabric, moved, devices, site.everyone))

@@ -1,10 +1,10 @@
 """Bytes per device of any plan: model states exactly, activations from the operators of `models/`.
 
-States follow ZeRO (Rajbhandari et al., 2020): level 1 shards the optimizer's, 2 the gradients too, 3 the
-parameters too, over all replicas or over groups of them. Activations are what the schedule keeps in
-flight; `transient.py` adds what lives only for a moment. The allocator is a stated model: it reserves
-`Runtime.fragmentation` more than activations and temporaries need at their peak, because blocks of different sizes do
-not fit into each other's places; every process takes `Runtime.context` beside it.
+States follow ZeRO (Rajbhandari et al., 2020): level 1 shards the optimizer's, 2 also the gradients, 3 also the
+parameters, over all replicas or groups of them. Activations are those the schedule keeps in flight; `transient.py` adds
+short-lived memory. The allocator is a stated model. It reserves `Runtime.fragmentation` more than the peak of
+activations and temporaries, because blocks of different sizes do not fit into each other's places. Every process also
+takes `Runtime.context`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from meshwright.plans import OPTIMIZERS, Job, Pipeline, Plan, Span, Stage, group
 from meshwright.plans.spans import alike, layers_of, sort_of
 from meshwright.plans.stored_estimate import StageMemory
 
-# Memory of compressed gradients: what was not said yet is kept in float32, for every number a process encodes.
+# Error-feedback residuals of compressed gradients: kept in float32, for every number a process encodes.
 
 
 _BYTES = 4
 
 
 def residual_bytes(job: Job, plan: Plan, spans: Iterable[Span], runtime: Runtime) -> int:
-    """On one device that runs these spans. Also under ZeRO they are of whole gradients, since a process sends shares of all
-    shards; only where several sets of shards are summed (hybrid) they are of the own shard.
+    """Return the residual bytes on one device that runs these spans.
+
+    They are of whole gradients, also under ZeRO, since a process sends parts of all shards. Only a hybrid sum over
+    several sets of shards keeps residuals of the own shard.
 
     >>> table = {"model": "tiny-llama", "cluster": "2xcpu", "global_batch": 4, "seq_len": 32, "precision": "fp32"}
     >>> plan = Plan.of({**table, "zero": 1, "compression": [{"layers": "embed..head", "algorithm": "int8"}]})
@@ -61,15 +63,15 @@ def residual_bytes(job: Job, plan: Plan, spans: Iterable[Span], runtime: Runtime
 
 
 OURS = RUNTIMES["meshwright"]
-# On processors, resident beside tensors once the first kernels have run (docs/measurements.md): a process that has started
-# as one, and one forked from a server, which has not touched all of PyTorch's pages.
+# On CPUs, resident memory without tensors once the first kernels have run (docs/measurements.md): a process started on
+# its own, and one forked from a server, which has not touched all of PyTorch's pages.
 _PROCESS, _FORKED = 4.4e8, 3.1e8  # bytes
 _MALLOC = 0.5  # bytes that malloc leaves between blocks of other sizes, per byte of activations and temporaries
 Array = Any
 
 
 def plan_memory(plan: Plan, job: Job | None = None, runtime: Runtime = OURS) -> list[StageMemory]:
-    """Memory of each device group, pipeline by pipeline, when a given framework runs the plan.
+    """Return the memory of each device group, pipeline by pipeline, when a given framework runs the plan.
 
     >>> table = {"model": "llama3-8b", "cluster": "8xh100", "global_batch": 8, "seq_len": 4096, "zero": 3}
     >>> memory = plan_memory(Plan.of(table))[0]
@@ -89,7 +91,7 @@ def plan_memory(plan: Plan, job: Job | None = None, runtime: Runtime = OURS) -> 
 
 
 def fits(memory: list[StageMemory]) -> None:
-    """Raise `DoesNotFit`, naming the group that is shortest of memory and what fills it."""
+    """Raise `DoesNotFit`, naming the group that lacks the most memory and its largest parts."""
     worst = max(memory, key=lambda m: max(m.short_by, m.host_short_by))
     if worst.host_short_by > worst.short_by:
         needs = f"{size(worst.host)} of host memory, their part is {size(worst.host_capacity)}"
@@ -107,7 +109,7 @@ def fits(memory: list[StageMemory]) -> None:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one device holds, and what it has moved to the host."""
+    """Bytes on one device, and bytes it offloaded."""
 
     parameters: Array = 0.0
     gradients: Array = 0.0
@@ -133,7 +135,7 @@ class Bytes:
 
 
 def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int, runtime: Runtime) -> StageMemory:
-    """Replicas may take different shares on different devices: the one that is fullest for its size."""
+    """Return the memory of the fullest device for its size; replicas may take different shares on different devices."""
     mine = stages_of(pipeline, group)
     sorts = list(sorts_of_devices(job, [pipeline.stages[s] for s in mine]))
     rows = [_device_memory(job, pipeline, group, groups, where, position, runtime) for where, position in sorts]
@@ -141,7 +143,7 @@ def _fullest_device(job: Job, pipeline: Pipeline, group: int, groups: int, runti
 
 
 def sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]:
-    """(group of the cluster, position in the stage) of one device of every sort: what it is, which shares it takes."""
+    """Yield (group of the cluster, position in the stage) of one device of every kind: its hardware, its shares."""
     spans = [span for stage in stages for span in stage.spans]
     uneven = any(span.shares for span in spans)
     seen = set()
@@ -155,19 +157,19 @@ def sorts_of_devices(job: Job, stages: list[Stage]) -> Iterator[tuple[int, int]]
 
 
 def stages_of(pipeline: Pipeline, group: int) -> list[int]:
-    """The stages that a device group runs."""
+    """Return the stages that a device group runs."""
     stages = len(pipeline.stages)
     return [s for s in range(stages) if group_of_stage(pipeline.schedule, stages, s) == group]
 
 
 def names_held(job: Job, pipeline: Pipeline, stages: list[int]) -> set[str]:
-    """The layers of some stages, by name."""
+    """Return the layers of some stages, by name."""
     spans = [span for s in stages for span in pipeline.stages[s].spans]
     return {layer.name for span in spans for layer in layers_of(job.model, span.layers)}
 
 
 def _copies(job: Job, pipeline: Pipeline, stages: list[int], held: set[str]) -> set[str]:
-    """Layers that bring a copy of tied weights with them: the first of each, where the weights' own layer is not."""
+    """Return the layers with a copy of tied weights: the first of each, unless the weights' own layer is there."""
     first: dict[str, str] = {}
     for span in (span for s in stages for span in pipeline.stages[s].spans):
         for layer in layers_of(job.model, span.layers):
@@ -179,7 +181,7 @@ def _copies(job: Job, pipeline: Pipeline, stages: list[int], held: set[str]) -> 
 def _device_memory(
     job: Job, pipeline: Pipeline, group: int, groups: int, where: int, position: int, runtime: Runtime
 ) -> StageMemory:
-    """All stages of one device group on one of its devices: states, and activations of what is in flight."""
+    """Return the memory of one device of a group: states of its stages, and activations in flight."""
     mine, home = stages_of(pipeline, group), job.cluster.groups[where]
     held = names_held(job, pipeline, mine)
     copies = _copies(job, pipeline, mine, held)
@@ -215,19 +217,19 @@ def _device_memory(
 
 
 def is_processor(device: Device) -> bool:
-    """Return whether the processors of a node compute: memory is malloc's, and gloo sums."""
+    """Return True if a node's CPUs compute: memory is malloc's, and gloo sums."""
     return device.architecture == "cpu"
 
 
 def loose_share(device: Device, runtime: Runtime) -> float:
-    """Return the bytes that the allocator reserves beyond each byte of activations and temporaries."""
+    """Return the bytes that the allocator reserves per byte of activations and temporaries."""
     usual = _MALLOC if is_processor(device) else runtime.fragmentation
     seen = (device.measured or Measured()).fragmentation
     return usual if seen is None else seen
 
 
 def process_bytes(home: Group, runtime: Runtime) -> float:
-    """Return the bytes of a process beside its tensors: the driver, kernels and communicators, or the program itself."""
+    """Return the bytes of a process without its tensors: driver, kernels and communicators, or the program."""
     usual = runtime.context
     if is_processor(home.device):
         usual = _PROCESS if home.devices_per_node == 1 else _FORKED
@@ -236,7 +238,7 @@ def process_bytes(home: Group, runtime: Runtime) -> float:
 
 
 def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, int]]:
-    """One of each sort of span, with how many there are: where layers choose for themselves, many spans are short."""
+    """Return one of each kind of span, with its count: per-layer choices make many short spans."""
     found: dict[tuple[object, ...], tuple[Span, int]] = {}
     for span in spans:
         copied = any(layer.name in copies for layer in layers_of(job.model, span.layers)) if copies else False
@@ -247,12 +249,12 @@ def _alike(job: Job, spans: list[Span], copies: set[str]) -> list[tuple[Span, in
 
 
 def _sort_of_span(job: Job, span: Span) -> tuple[object, ...]:
-    """Equal for spans of layers that cost the same, run in the same way."""
+    """Return a key that is equal for spans of equal layers with an equal strategy."""
     return replace(span, layers=""), *map(sort_of, layers_of(job.model, span.layers))
 
 
 def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Runtime) -> float:
-    """What a stage receives from the one before it, and the gradients from the one after, once per micro-batch."""
+    """Return the bytes of buffers for activations from the stage before and gradients from the one after."""
     if not runtime.receive_buffers or len(pipeline.stages) == 1:
         return 0.0
     total = 0.0
@@ -268,20 +270,23 @@ def _receive_buffers(job: Job, pipeline: Pipeline, mine: list[int], runtime: Run
 def _states(
     job: Job, span: Span, copies: set[str], samples: int, once: bool, device: Device, runtime: Runtime
 ) -> Bytes:
-    """Parameters, gradients and optimizer states. A tied layer far from its weights holds one copy of them."""
-    ways = LayerConfig.anywhere(span, samples, job, runtime)
+    """Return the bytes of parameters, gradients and optimizer states.
+
+    A tied layer far from its weights holds one copy of them.
+    """
+    config = LayerConfig.anywhere(span, samples, job, runtime)
     layers = layers_of(job.model, span.layers)
     bring = [layer for layer in layers if layer.name in copies]
     own = alike(layer for layer in layers if layer.name not in copies)
-    total = state_bytes(job, own, ways, runtime, once=once)
+    total = state_bytes(job, own, config, runtime, once=once)
     if once and runtime.gradients_grow:
-        place = sum(number * taken_over(job, layer, span, ways, device, runtime) for layer, number in own)
+        place = sum(number * taken_over(job, layer, span, config, device, runtime) for layer, number in own)
         total = dataclasses.replace(total, gradients=total.gradients - place)
-    return total + state_bytes(job, [(layer, 1) for layer in bring], ways, runtime, with_tied=True, once=once)
+    return total + state_bytes(job, [(layer, 1) for layer in bring], config, runtime, with_tied=True, once=once)
 
 
 def taken_over(job: Job, layer: Layer, span: Span, ways: LayerConfig, device: Device, runtime: Runtime) -> float:
-    """Bytes of a layer's gradients that lie where its activations were, which the same backward pass frees."""
+    """Return the bytes of a layer's gradients that reuse activation memory freed in the same backward pass."""
     gradients = float(state_bytes(job, [(layer, 1)], ways, runtime, once=True).gradients)
     kept = float(layer.kept_bytes(ways.cut, span.recompute) * ways.here)
     return float(min(gradients, (1 + loose_share(device, runtime)) * kept))
@@ -291,7 +296,7 @@ def state_bytes(
     job: Job, layers: Iterable[tuple[Layer, int]], ways: LayerConfig, runtime: Runtime, *, with_tied: bool = False,
     once: Array = False,
 ) -> Bytes:  # fmt: skip
-    """States of so many layers of each sort on one device; `once`: a step is one micro-batch."""
+    """Return the states of layers with their counts on one device; `once`: a step is one micro-batch."""
     p, extra, cut = precision(job.precision), OPTIMIZERS[job.optimizer], ways.cut
     dense: Array = 0
     experts: Array = 0
@@ -309,7 +314,7 @@ def state_bytes(
         bare = not runtime.master_copy or job.optimizer in runtime.without_master
         master = np.where(one_copy | bare, 0.0, p.master)
         parameters = count * size / np.where(zero >= 3, shards, 1)
-        # Gathered weights stay beside the own shards, which nothing else counts where they are no wider.
+        # Gathered weights stay beside the own shards; nothing else counts them where they are no wider.
         beside = (zero > 0) & (zero < 3) & (np.asarray(shards) > 1) & (p.master == 0) & runtime.one_copy_of_parameters
         parameters = parameters + beside * count * p.parameter / shards
         narrow = np.asarray(once) & (np.asarray(shards) == 1) & runtime.narrow_gradients
@@ -327,18 +332,18 @@ def state_bytes(
 
 
 def _kept(job: Job, span: Span, cut: Slice) -> float:
-    """Activation bytes one micro-batch leaves on a device, before any of it is moved away."""
+    """Return the activation bytes that one micro-batch keeps on a device, before offload and swap."""
     layers = layers_of(job.model, span.layers)
     kept = sum(count * float(layer.kept_bytes(cut, span.recompute)) for layer, count in alike(layers))
     if span.recompute == "full" and not layers[0].opens_block:
-        kept += layers[0].input_bytes(cut)  # a span that begins inside a block keeps what it received
+        kept += layers[0].input_bytes(cut)  # a span that begins inside a block keeps its input
     return kept
 
 
 def _activations(
     job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float], runtime: Runtime
 ) -> Bytes:
-    """What one micro-batch leaves on the device and on the host; swapped parts are with another stage."""
+    """Return the bytes one micro-batch keeps on the device and on the host; swapped parts are on another stage."""
     total = Bytes()
     for span, kept in _kept_by_span(job, pipeline, stage, held, share, runtime):
         total += Bytes(activations=kept * span.activations_here, host=kept * span.offload.activations)
@@ -348,9 +353,12 @@ def _activations(
 def _kept_by_span(
     job: Job, pipeline: Pipeline, stage: int, held: set[str], share: Callable[[Span], float], runtime: Runtime
 ) -> Iterator[tuple[Span, float]]:
-    """What each span keeps; what came from an encoder elsewhere once per stage, in the first span that reads it."""
+    """Yield the bytes each span keeps.
+
+    The output of an encoder on another stage counts once per stage, in the first span that reads it.
+    """
     read = set(held)
-    known: dict[tuple[object, ...], float] = {}  # by strategy and sorts of layers
+    known: dict[tuple[object, ...], float] = {}  # by strategy and kinds of layers
     for span in pipeline.stages[stage].spans:
         cut = cut_of(span, 1, job, runtime)  # bytes are linear in samples
         layers = layers_of(job.model, span.layers)
@@ -366,7 +374,7 @@ def _kept_by_span(
 
 
 def _parked_here(job: Job, pipeline: Pipeline, mine: set[int], groups: int, runtime: Runtime) -> float:
-    """Bytes that the spans of other groups swap to a device of this one, spread over all its devices."""
+    """Return the bytes that the spans of other groups swap to a device of this one, spread over all its devices."""
     sending = {
         s for s, stage in enumerate(pipeline.stages) for span in stage.spans if span.swap and span.swap.to in mine
     }

@@ -1,4 +1,4 @@
-"""Bytes that live only while something runs: gathered weights, recomputed activations, gradients on their way."""
+"""Bytes of short-lived tensors: gathered weights, recomputed activations, gradients in communication."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from meshwright.models.layer import Recompute
 from meshwright.plans import Job, Span
 from meshwright.plans.spans import alike, layers_of, sort_of
 
-# How many tokens a loss in chunks takes at a time: what the runtime does, and what its memory is counted by.
+# Tokens per chunk of a chunked loss, in the runtime and in the count of its memory.
 
 
-# The weight's gradient is rounded once per chunk where it is added up: few chunks, and each large enough for the matrix
+# The weight's gradient is rounded once per chunk where it accumulates: few chunks, each large enough for the matrix
 # units.
 CHUNKS, LEAST = 8, 4096
 
 
 def loss_chunk(rows: Any) -> Any:
-    """Tokens at a time, of so many: an eighth, and 4,096 at least.
+    """Return the tokens of a chunk: an eighth of them, and 4,096 at least.
 
     >>> [int(loss_chunk(rows)) for rows in (100, 8192, 131072)]
     [4096, 4096, 16384]
@@ -39,7 +39,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Transient:
-    """The most a device needs beside its states and the activations in flight."""
+    """Largest extra memory of a device, beside its states and the activations in flight."""
 
     working: Array = 0.0  # recomputed activations, gradients of activations, temporaries of the loss
     communication: Array = 0.0  # gathered weights and inputs, gradients before they are sharded
@@ -49,26 +49,26 @@ class Transient:
         return self.working + self.communication
 
     def fuller(self, other: Transient) -> Transient:
-        """The larger of two moments."""
+        """Return the larger of two peaks."""
         return self if self.total >= other.total else other
 
 
 def transient(
     job: Job, span: Span, samples: int, runtime: Runtime, *, once: bool = False, gloo: bool = False
 ) -> Transient:
-    """Return the fullest moment of a span: the block whose backward pass needs most.
+    """Return the peak of a span: the block whose backward pass needs most.
 
-    `once`: a step is one micro-batch; `gloo`: processors sum the gradients.
+    `once`: a step is one micro-batch; `gloo`: CPUs sum the gradients.
     """
     most, seen = Transient(), set()
-    ways = LayerConfig.anywhere(span, samples, job, runtime)
+    config = LayerConfig.anywhere(span, samples, job, runtime)
     for _, layers in groupby(layers_of(job.model, span.layers), key=lambda layer: layer.block or layer.name):
         block = list(layers)
         sort = tuple(map(sort_of, block))
         if sort in seen:
             continue
         seen.add(sort)
-        most = most.fuller(moment(block, ways, span.recompute, runtime, once=once, gloo=gloo))
+        most = most.fuller(moment(block, config, span.recompute, runtime, once=once, gloo=gloo))
     return most
 
 
@@ -81,7 +81,7 @@ def moment(
     once: Array = False,
     gloo: bool = False,
 ) -> Transient:
-    """The fullest moment of one block, or of a part of it."""
+    """Return the peak of one block, or of a part of it."""
     cut = ways.cut
     again = sum(layer.kept_bytes(cut, "none") - ways.here * layer.kept_bytes(cut, recompute) for layer in block)
     working = np.maximum(again, 0.0) + gradient_bytes(block, cut, runtime, once=once)
@@ -89,16 +89,16 @@ def moment(
 
 
 def gradient_bytes(block: list[Layer], cut: Slice, runtime: Runtime, *, once: Array = False) -> Array:
-    """Gradients of the widest product of a block, beside the activations that were dropped and come back."""
+    """Return the gradient bytes of the widest product of a block, without the recomputed activations."""
     return reduce(np.maximum, (_gradients(layer, cut, runtime, once) for layer in block))
 
 
 def _gradients(layer: Layer, cut: Slice, runtime: Runtime, once: Array) -> Array:
-    """Gradients of the output and the input of a layer's widest product; of a head, what the loss makes of the logits."""
+    """Return the gradient bytes of a layer's widest product, input and output; of a head, those of the logits."""
     size, length = precision(cut.precision).activation, layer.length(cut.seq_len)
     if layer.kind == "head":
         logits = sum(op.moves for op in layer.ops if op.kind == "loss")
-        if runtime.loss_in_chunks:  # logits of a chunk, and the weight's gradient before it is added to others
+        if runtime.loss_in_chunks:  # logits of a chunk, and the weight's gradient before it is accumulated
             rows = cut.tokens("whole", length)
             some = np.minimum(rows, loss_chunk(rows)) * logits / cut.tp
             return _beside_logits(size * some, layer, cut, runtime, once)
@@ -109,15 +109,18 @@ def _gradients(layer: Layer, cut: Slice, runtime: Runtime, once: Array) -> Array
         if op.kind == "matmul":
             rows = cut.tokens("whole" if op.cut in {"column", "row"} else op.scope, length) * op.rows
             n, k = (op.n / cut.tp, op.k) if op.cut == "column" else (op.n, op.k / cut.tp if op.cut == "row" else op.k)
-            # A gate and what it lets through get theirs together, when the gradient of their product is still there.
+            # The gradients of a gate and its input are made together, while the gradient of their product still exists.
             gated = 2 * k if op.name == "down" and "gate" in layer.op_names else 0.0
             widest = np.maximum(widest, size * rows * np.maximum(n + k, gated))
     return widest
 
 
 def _beside_logits(logits: Array, layer: Layer, cut: Slice, runtime: Runtime, once: Array) -> Array:
-    """Logits of a chunk, and the weight's gradient: the sum of one micro-batch, in the type of the weight. It becomes the
-    gradient itself, or is cast and added to the others', when the logits are gone."""
+    """Return the bytes of a chunk's logits and the weight's gradient.
+
+    The gradient is the sum of one micro-batch, in the type of the weight. Once the logits are freed, it becomes the
+    gradient itself, or is cast and added to the others'.
+    """
     p, weights = precision(cut.precision), layer.parameters_on(cut, with_tied=True)
     own = np.where(np.asarray(once) & runtime.narrow_gradients, 0.0, p.parameter * weights)
     cast = np.where(np.asarray(once) | (not runtime.narrow_gradients), 0.0, p.gradient * weights)
@@ -125,11 +128,11 @@ def _beside_logits(logits: Array, layer: Layer, cut: Slice, runtime: Runtime, on
 
 
 def gathered_bytes(block: list[Layer], ways: LayerConfig, *, gloo: bool = False) -> Array:
-    """Return the bytes of weights fetched from elsewhere (the running block's and the next one's), of whole gradients
-    before they are sharded, and of the input that sequence parallelism gathers.
+    """Return the bytes of fetched weights, unsharded gradients and gathered inputs.
 
-    On processors `fully_shard` lays the gradients of a block into one buffer, and gloo sums a copy of that; the next
-    block's weights are not there yet.
+    Weights are the running block's and the next one's; gradients are whole before they are sharded; sequence
+    parallelism gathers the input. On CPUs `fully_shard` copies the gradients of a block into one buffer, and gloo sums
+    a copy of that; the next block's weights are not there yet.
     """
     cut, zero = ways.cut, np.asarray(ways.zero)
     p = precision(cut.precision)
@@ -147,8 +150,11 @@ def gathered_bytes(block: list[Layer], ways: LayerConfig, *, gloo: bool = False)
 
 
 def weight_gradient_buffers(job: Job, spans: list[Span], cuts: list[Slice], runtime: Runtime) -> float:
-    """One buffer per shape of weight, where the runtime adds gradients up elsewhere but must hand autograd something
-    (Transformer Engine with fused gradient accumulation)."""
+    """Return the bytes of one buffer per shape of weight.
+
+    The runtime accumulates gradients elsewhere but must return something to autograd (Transformer Engine with fused
+    gradient accumulation).
+    """
     if not runtime.weight_gradient_buffers:
         return 0.0
     shapes: dict[tuple[object, ...], float] = {}
@@ -159,7 +165,7 @@ def weight_gradient_buffers(job: Job, spans: list[Span], cuts: list[Slice], runt
 
 
 def gradient_shapes(layer: Layer, cut: Slice) -> Iterator[tuple[tuple[object, ...], Array]]:
-    """Shapes of a layer's weights, with the bytes that a gradient of each takes."""
+    """Yield the shapes of a layer's weights, with the bytes of a gradient of each."""
     size = precision(cut.precision).parameter
     for op in layer.ops:
         if op.kind == "matmul" and layer.kind != "head":

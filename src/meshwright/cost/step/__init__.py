@@ -2,5 +2,5 @@
 
 - `pipeline`: one step of a pipeline, event by event
 - `step`: time of a whole step
-- `update`: what ends a step
+- `update`: gradients and optimizer at the end of a step
 """

@@ -1,8 +1,10 @@
-"""One step of a pipeline, event by event: when each group starts and ends each action, and where it waits.
+"""Simulate one step of a pipeline: start, end and waiting of every action of each group.
 
-Exact for any schedule, any stage times, micro-batches of different cost, and transfers between groups. Where closed
-forms hold (equal stages, free transfers) it equals them: GPipe and 1F1B take (m + p - 1)(f + b), the interleaved form
-(m v + p - 1)(f + b) with f and b the times of one of its stages (Narayanan et al., 2021).
+The result is exact for any schedule, any stage times, micro-batches of different cost, and transfers between groups.
+With equal stages and free transfers it equals the closed forms (Narayanan et al., 2021):
+
+- GPipe and 1F1B take (m + p - 1)(f + b)
+- the interleaved form takes (m v + p - 1)(f + b), with f and b the times of one of its stages
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every event of a step, in the order of each group."""
+    """Events of a step, in the order of each group."""
 
     events: tuple[Event, ...]
     groups: int
 
     @property
     def seconds(self) -> float:
-        """From the first action to the last."""
+        """Seconds from the first action to the last."""
         return max(self.ends)
 
     @cached_property
     def ends(self) -> tuple[float, ...]:
-        """When each group has done its last action."""
+        """End of each group's last action, in seconds."""
         found = [0.0] * self.groups
         for event in self.events:
             found[event.group] = max(found[event.group], event.end)
@@ -55,12 +57,14 @@ class Timeline:
         return sum(event.end - event.start for event in self.events if event.group == group)
 
     def bubble(self, group: int) -> float:
-        """The part of the step in which a group waits."""
+        """Return the fraction of the step in which a group waits."""
         return 1 - self.busy(group) / self.seconds
 
 
 def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda a, b: 0.0) -> Timeline:
-    """Run a table of actions. `duration` times one action; `transfer` what passes between two stages' groups.
+    """Run a table of actions.
+
+    `duration` times one action; `transfer` times the message between two stages' groups.
 
     >>> from meshwright.plans import Schedule
     >>> from meshwright.plans.action_table import action_table
@@ -94,12 +98,12 @@ def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda
 def _results(
     table: ActionTable, transfer: Transfer
 ) -> tuple[Callable[[Action], float], Callable[[Action, float], None]]:
-    """(the earliest start that an action's inputs allow, or -1 while one is missing; how to note its end)."""
+    """Return functions for the earliest start of an action (-1 if an input is missing) and for noting its end."""
     home = {action[0]: group for group, row in enumerate(table) for action in row}
     last, count = max(home), 1 + max(action[2] for row in table for action in row)
     hop = {(a, b): transfer(a, b) if home[a] != home[b] else 0.0 for a in home for b in (a - 1, a, a + 1) if b in home}
     forwards = [[-1.0] * count for _ in range(last + 1)]
-    backwards = [[-1.0] * count for _ in range(last + 1)]  # whole backwards, or their first halves
+    backwards = [[-1.0] * count for _ in range(last + 1)]  # whole backwards, or input gradients
 
     def ready(action: Action) -> float:
         stage, kind, m = action

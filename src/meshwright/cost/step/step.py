@@ -1,4 +1,4 @@
-"""Time of a whole step: the pipeline event by event, then gradients, optimizer, and waiting for the slowest."""
+"""Time of a whole step: the pipeline event by event, gradients, optimizer, and the wait for the slowest device."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class PipelineTime:
     timeline: Timeline
     stages: tuple[StageTime, ...]
     micro_batches: int
-    exposed: tuple[float, ...]  # seconds that summing gradients and gathering parameters delay each device group
-    covered: tuple[float, ...]  # seconds of the same that run under computation
+    exposed: tuple[float, ...]  # exposed seconds of gradient reduction and parameter gathering, per device group
+    covered: tuple[float, ...]  # overlapped seconds of the same, per device group
     optimizer: tuple[float, ...]  # seconds of the update per device group
     waiting: float  # seconds for the slowest of many devices, and of the host between steps
     seconds: float
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
-        """Seconds of the step by what they are spent on, a mean over device groups; they add up to the step."""
+        """Seconds of the step by part, a mean over device groups; they add up to the step."""
         count = self.timeline.groups
         total: dict[str, float] = defaultdict(float)
         for time in self.stages:
@@ -48,15 +48,15 @@ class PipelineTime:
                 total[f"{when} {name}" if name == "compute" else name] += seconds * self.micro_batches / count
         total["gradients"] = sum(self.exposed) / count
         total["optimizer"] = sum(self.optimizer) / count
-        total["stragglers"] = self.waiting  # the slowest of many devices, and what the host does between steps
-        # All else is waiting for other stages, or sending to them.
+        total["stragglers"] = self.waiting  # the slowest of many devices, and the host's work between steps
+        # The rest is waiting for other stages, or sending to them.
         total["pipeline bubble"] = self.seconds - sum(total.values())
-        # Differences of large numbers leave dust.
+        # Differences of large numbers leave rounding errors.
         return {name: max(s, 0.0) for name, s in total.items() if s > 1e-9 * self.seconds}
 
     @cached_property
     def hidden(self) -> dict[str, float]:
-        """Seconds of communication per step under computation, a mean over device groups."""
+        """Seconds of overlapped communication per step, a mean over device groups."""
         total: dict[str, float] = defaultdict(float)
         for time in self.stages:
             for (_, name), seconds in time.hidden.items():
@@ -69,13 +69,13 @@ def pipeline_time(
     job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants = DEFAULT,
     codecs: Mapping[str, Codec] | None = None,
 ) -> PipelineTime:  # fmt: skip
-    """Simulate the schedule with the times of the stages, then add what ends a step.
+    """Simulate the schedule with the times of the stages, then add gradients and the optimizer.
 
     `codecs` compress the gradients of some layers, by name.
     """
     groups = len(pipeline.stages) // pipeline.schedule.virtual
     if pipeline.schedule.name == "dualpipev":
-        # What the schedule is for: each forward runs beside a backward, whose computation hides its all-to-alls.
+        # The purpose of DualPipe: each forward runs beside a backward, whose computation overlaps its all-to-alls.
         runtime = replace(runtime, overlap_experts=max(runtime.overlap_experts, constants.dual_pipe))
     sites = _sites(job, pipeline, runtime, constants)
     times = tuple(_slowest(job, pipeline, s, sites[s]) for s in range(len(pipeline.stages)))
@@ -98,7 +98,7 @@ def pipeline_time(
 
 
 def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants) -> Sites:
-    """One device of every sort of each stage, with its position; stages on the same devices share what is known of them."""
+    """Return one device of every kind of each stage, with its position; stages on the same devices share results."""
     known: dict[tuple[object, ...], list[tuple[StagePlacement, int]]] = {}
     found = []
     for stage in pipeline.stages:
@@ -113,7 +113,7 @@ def _sites(job: Job, pipeline: Pipeline, runtime: Runtime, constants: Constants)
 
 
 def _slowest(job: Job, pipeline: Pipeline, index: int, sites: list[tuple[StagePlacement, int]]) -> StageTime:
-    """A stage is as fast as the slowest of its sorts of devices."""
+    """Return the time of a stage on the slowest of its kinds of devices."""
     stage = pipeline.stages[index]
 
     def share(position: int) -> Callable[[Span], int]:
@@ -124,7 +124,7 @@ def _slowest(job: Job, pipeline: Pipeline, index: int, sites: list[tuple[StagePl
 
 
 def _send(job: Job, pipeline: Pipeline, index: int, runtime: Runtime, constants: Constants) -> float:
-    """What a stage hands to the next, over the slowest of the links between their devices."""
+    """Return the seconds of sending a stage's output, over the slowest of the links to the next."""
     here, there = pipeline.stages[index], pipeline.stages[index + 1]
     span = here.spans[-1]
     layer = layers_of(job.model, span.layers)[-1]
@@ -137,7 +137,7 @@ def _send(job: Job, pipeline: Pipeline, index: int, runtime: Runtime, constants:
 
 
 def _durations(times: tuple[StageTime, ...], sends: list[float], blocking: float) -> Callable[[Action], float]:
-    """Seconds of an action; a runtime that sends synchronously keeps the sender busy."""
+    """Return the seconds of an action; synchronous sends keep the sender busy."""
     ahead = [*(blocking * s for s in sends), 0.0]
     back = [0.0, *(blocking * s for s in sends)]
     seconds = {}
@@ -154,8 +154,10 @@ def _settled(
     pipeline: Pipeline, group: int, times: tuple[StageTime, ...], reduce: float, gather: float, sites: Sites,
     constants: Constants,
 ) -> tuple[float, float]:  # fmt: skip
-    """(what delays the step, what runs under computation): reductions under the last backward pass, gathering under the
-    first forward pass."""
+    """Return (exposed, overlapped) seconds of the update.
+
+    Reductions overlap with the last backward pass, gathering with the first forward pass.
+    """
     mine = stages_of(pipeline, group)
     runtime = sites[mine[0]][0][0].runtime
     late = covered = 0.0

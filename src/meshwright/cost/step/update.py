@@ -1,4 +1,4 @@
-"""What ends a step: gradients summed over replicas, parameters updated and gathered again."""
+"""Cost at the end of a step: gradients reduced over replicas, parameters updated and gathered again."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from meshwright.plans.spans import alike, layers_of
 Array = Any
 Sites = list[
     list[tuple[StagePlacement, int]]
-]  # of every stage: one device of each sort, with its position in the stage
+]  # of every stage: one device of each kind, with its position in the stage
 
 
 def gradient_seconds(
     job: Job, pipeline: Pipeline, group: int, sites: Sites, codecs: Mapping[str, Codec] | None = None
 ) -> tuple[float, float]:
-    """Seconds to reduce a device's gradients over the replicas, and to gather the parameters after the update.
+    """Return the seconds to reduce a device's gradients over the replicas, and to gather the updated parameters.
 
-    ZeRO-1 scatters the gradients to their shards; ZeRO-2 and 3 do so micro-batch by micro-batch, which `passes.py`
-    counts. Hybrid groups sum their shards with the other groups' once per step. Buckets follow each other without a
-    gap, so that only the longest latency counts, once. `codecs` compress the gradients of some layers, by name.
+    - ZeRO-1 scatters the gradients to their shards.
+    - ZeRO-2 and 3 do so per micro-batch, which `passes.py` counts.
+    - Hybrid groups sum their shards with the other groups' once per step.
+
+    Buckets follow each other without a gap, so only the longest latency counts, once. `codecs` compress the gradients
+    of some layers, by name.
     """
     mine = stages_of(pipeline, group)
     sorts = range(max(len(sites[s]) for s in mine))
@@ -44,19 +47,19 @@ def gradient_seconds(
 def _reduced(
     job: Job, pipeline: Pipeline, mine: list[int], sites: list[StagePlacement], codecs: Mapping[str, Codec]
 ) -> tuple[float, float]:
-    """The same for one sort of device, whose place in each stage is given."""
+    """Return these seconds for one kind of device, given its placement in each stage."""
     total, tied = Settled(), 0.0
     for s, site in zip(mine, sites, strict=True):
         for span in pipeline.stages[s].spans:
-            ways = LayerConfig.of(span, 1, job, site)
+            config = LayerConfig.of(span, 1, job, site)
             for codec, layers in _by_codec(layers_of(job.model, span.layers), codecs):
-                total = total.after(settled(layers, ways, site, codec))
+                total = total.after(settled(layers, config, site, codec))
         tied += _tied(job, pipeline, s, mine, site)
     return float(total.reduce + total.reduce_once + tied), float(total.gather + total.gather_once)
 
 
 def _by_codec(layers: Sequence[Layer], codecs: Mapping[str, Codec]) -> list[tuple[Codec | None, Sequence[Layer]]]:
-    """Layers by what compresses their gradients."""
+    """Group layers by the codec of their gradients."""
     if not codecs:
         return [(None, layers)]
     found: dict[Codec | None, list[Layer]] = {}
@@ -67,7 +70,7 @@ def _by_codec(layers: Sequence[Layer], codecs: Mapping[str, Codec]) -> list[tupl
 
 @dataclass(frozen=True)
 class Settled:
-    """Seconds that end a step on one device: by bytes, which add up, and by latency, which counts once."""
+    """Seconds at the end of a step on one device: by bytes, which add up, and latency, which counts once."""
 
     reduce: Array = 0.0
     gather: Array = 0.0
@@ -82,7 +85,7 @@ class Settled:
 
 
 def settled(layers: Sequence[Layer], ways: LayerConfig, site: StagePlacement, codec: Codec | None = None) -> Settled:
-    """Gradients of some layers summed over their replicas, compressed or not; parameters gathered after the update."""
+    """Return the cost of reducing the gradients of some layers over replicas, and gathering their parameters."""
     total, zero, runtime = Settled(), np.asarray(ways.zero), site.runtime
     for held in parameter_groups(layers, ways):
         count, shards = np.asarray(held.replicas.count), np.asarray(held.replicas.shards)
@@ -111,7 +114,7 @@ def settled(layers: Sequence[Layer], ways: LayerConfig, site: StagePlacement, co
 
 
 def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: StagePlacement) -> float:
-    """A head whose weights live on another stage sums its gradients with the embedding's (Megatron: first and last)."""
+    """Return the seconds to sum a head's gradients with the embedding's on another stage (Megatron: first and last)."""
     held = names_held(job, pipeline, mine)
     seconds = 0.0
     for span in pipeline.stages[stage].spans:
@@ -126,7 +129,7 @@ def _tied(job: Job, pipeline: Pipeline, stage: int, mine: list[int], site: Stage
 
 
 def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) -> float:
-    """Read and write of states, bound by memory, on the slowest sort of device."""
+    """Return the seconds to read and write states, memory-bound, on the slowest kind of device."""
     mine = stages_of(pipeline, group)
     sorts = max(len(sites[s]) for s in mine)
 
@@ -141,7 +144,7 @@ def optimizer_seconds(job: Job, pipeline: Pipeline, group: int, sites: Sites) ->
 
 
 def update_seconds(job: Job, layers: Sequence[Layer], ways: LayerConfig, site: StagePlacement) -> Array:
-    """The states of some layers on one device; offloaded ones are updated by the host's processors."""
+    """Return the update seconds of some layers' states on one device; the host's CPUs update offloaded ones."""
     seconds: Array = 0.0
     bare = job.optimizer in site.runtime.without_master
     master = precision(job.precision).master * (not bare)
@@ -153,13 +156,16 @@ def update_seconds(job: Job, layers: Sequence[Layer], ways: LayerConfig, site: S
         mine = held.trained / np.where(sharded, held.replicas.shards, 1)
         moved = mine * site.runtime.optimizer_bytes * scale
         seconds = seconds + (1 - away) * moved / site.chip.update
-        # Gradients go to the host, parameters come back; processors update what lies between.
+        # Gradients go to the host, parameters come back; CPUs do the update in between.
         seconds = seconds + away * (moved / site.host_update + mine * (4 + site.parameter_bytes) / site.host)
     return seconds
 
 
 def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: Array, site: StagePlacement) -> Array:
-    """Muon: five Newton-Schulz steps per matrix of m x n, m the smaller: 4 m^2 n + 2 m^3 FLOPs each (Jordan, 2024)."""
+    """Return the seconds of Muon: five Newton-Schulz steps per m x n matrix, m the smaller (Jordan, 2024).
+
+    Each step takes 4 m^2 n + 2 m^3 FLOPs.
+    """
     flops: Array = 0.0
     for layer, number in alike(layers):
         for op in layer.ops:
@@ -171,7 +177,7 @@ def _orthogonalise(layers: Sequence[Layer], cut: Slice, part: Array, site: Stage
 
 
 def between_pipelines(job: Job, plan: Plan, runtime: Runtime, constants: Constants = DEFAULT) -> float:
-    """Seconds in which several pipelines of a plan sum their gradients, after their own replicas have done so."""
+    """Return the seconds in which several pipelines sum their gradients, after their own replicas have."""
     if len(plan.pipelines) == 1:
         return 0.0
     touched = sorted({job.cluster.group_index(p.stages[0].ranks[0]) for p in plan.pipelines})
@@ -183,8 +189,8 @@ def between_pipelines(job: Job, plan: Plan, runtime: Runtime, constants: Constan
                 stage = pipeline.stages[s]
                 site = StagePlacement.of(job, stage.ranks, job.cluster.group_index(stage.ranks[0]), runtime, constants)
                 for span in stage.spans:
-                    ways = LayerConfig.of(span, 1, job, site)
-                    for part in parameter_groups(layers_of(job.model, span.layers), ways):
+                    config = LayerConfig.of(span, 1, job, site)
+                    for part in parameter_groups(layers_of(job.model, span.layers), config):
                         held += part.trained / (part.replicas.shards if span.zero else 1)
             home = job.cluster.groups[touched[0]]
             fabric = Fabric.of(home, constants, between(job.cluster, touched) if len(touched) > 1 else None)

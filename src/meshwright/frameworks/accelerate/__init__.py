@@ -1,5 +1,5 @@
-"""Hugging Face Accelerate, both ways.
+"""Hugging Face Accelerate, import and export.
 
-- `read`: accelerate's configuration, YAML of two levels or JSON, as a plan
-- `write`: Hugging Face Accelerate
+- `read`: Accelerate's configuration (YAML of two levels or JSON) as a plan
+- `write`: a plan as Accelerate's configuration
 """

@@ -1,4 +1,4 @@
-"""Accelerate's configuration, YAML of two levels or JSON, as a plan."""
+"""Read Accelerate's configuration, YAML of two levels or JSON, as a plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _F, _P = "fsdp_config.fsdp_", "parallelism_config.parallelism_config_"
 
 
 def read(text: str, file: str, beside: Beside) -> Imported:
-    """A plan from Accelerate's file; model, batch and length are the user's to say."""
+    """Return a plan from Accelerate's file; the user gives model, batch and length."""
     fields = Fields(flat(_table(text, file)), file)
     kind = fields.word("distributed_type", "", ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED", "MEGATRON_LM"))
     if kind in {"DEEPSPEED", "MEGATRON_LM"}:
@@ -90,7 +90,7 @@ def _table(text: str, file: str) -> dict[str, Any]:
 
 
 def _yaml(text: str, file: str) -> dict[str, Any]:
-    """Names and plain values, one level of indentation: what Accelerate writes."""
+    """Return names and plain values of YAML with one level of indentation, as Accelerate writes it."""
     table: dict[str, Any] = {}
     inside: dict[str, Any] | None = None
     for number, line in enumerate(text.splitlines(), 1):

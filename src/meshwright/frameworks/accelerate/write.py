@@ -1,8 +1,7 @@
-"""Hugging Face Accelerate: the file of `accelerate launch`, FSDP2 with its grid of degrees.
+"""Write a plan for Hugging Face Accelerate: the file of `accelerate launch`, FSDP2 with its grid of degrees.
 
 Fields as Accelerate 1.15.0 reads them (commands/config/config_args.py, ClusterConfig; commands/launch.py;
-parallelism_config.py).
-Batch sizes are the script's: they stand in the command, as arguments of Transformers' Trainer.
+parallelism_config.py). Batch sizes belong to the script: the command passes them as arguments of Transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FILL = (
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as Accelerate's configuration."""
+    """Return a plan as Accelerate's configuration."""
     draft = Draft.of(job, plan)
     draft.whole_heads()
     draft.without("pp", "ulysses")  # its Ulysses is DeepSpeed's, and takes that format
@@ -51,7 +50,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _grid(draft: Draft) -> Grid:
-    """FSDP2's grid; replicas that share nothing do not go with tensor parallelism or a ring (parallelism_config.py)."""
+    """Return FSDP2's grid; unsharded replicas exclude tensor parallelism and a ring (parallelism_config.py)."""
     grid = grid_of(draft)
     strategy = draft.uniform.strategy
     if grid.reshard is None and strategy.dp == 1 and strategy.tp > 1:
@@ -66,7 +65,7 @@ def _grid(draft: Draft) -> Grid:
 
 
 def _without_fsdp(draft: Draft) -> None:
-    """Replicas that share nothing: recomputation and offload are FSDP's to do, and there is none."""
+    """Drop recompute and offload for unsharded replicas: only FSDP does them."""
     if draft.uniform.strategy.recompute == "full":
         draft.say("recompute=full: FSDP would do it, and nothing is sharded; the script may", recompute="none")
     draft.only_offload()

@@ -1,5 +1,5 @@
-"""DeepSpeed, both ways.
+"""DeepSpeed, import and export.
 
-- `read`: deepSpeed's `ds_config.json` as a plan
-- `write`: DeepSpeed
+- `read`: DeepSpeed's `ds_config.json` as a plan
+- `write`: a plan as `ds_config.json`
 """

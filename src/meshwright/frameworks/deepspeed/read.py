@@ -1,4 +1,4 @@
-"""DeepSpeed's `ds_config.json` as a plan."""
+"""Read DeepSpeed's `ds_config.json` as a plan."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from meshwright.frameworks.contract import Beside, Imported
 from meshwright.frameworks.shared.config_fields import Fields, flat, job_of
 from meshwright.plans import Plan
 
-# Names that DeepSpeed 0.19.6 reads (runtime/constants.py and the classes it hands sections to) and that say nothing
-# about a plan; a trailing dot stands for everything below.
+# Names that DeepSpeed 0.19.6 reads (runtime/constants.py and the classes of its sections) and that do not affect
+# a plan; a trailing dot means everything below.
 KNOWN = (
     "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "gradient_clipping",
     "prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "sparse_gradients",
@@ -48,7 +48,7 @@ _BATCH = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 
 def read(text: str, file: str, beside: Beside) -> Imported:
-    """A plan from DeepSpeed's configuration; `auto` (Transformers fills it in) counts as not said."""
+    """Return a plan from DeepSpeed's configuration; `auto` (Transformers fills it in) counts as absent."""
     table = parse_json(text, file)
     if not isinstance(table, dict):
         raise InputError(f"holds {kind_of(table)}, expected an object", file=file)
@@ -87,7 +87,10 @@ def _short(fields: Fields, beside: Beside, assumed: list[str]) -> tuple[dict[str
 
 
 def _batch(fields: Fields, beside: Beside, dp: int, assumed: list[str]) -> tuple[int, int]:
-    """Global batch and steps: of batch, micro-batch and steps two give the third, and three must agree."""
+    """Return global batch and steps.
+
+    Of batch, micro-batch and steps, two give the third, and three must agree.
+    """
     said = {name: fields.whole(name, 1) if name in fields else 0 for name in _BATCH}
     batch, micro, steps = said.values()
     batch = batch or (beside.batch or 0) * (not (micro and steps))
@@ -109,7 +112,7 @@ def _batch(fields: Fields, beside: Beside, dp: int, assumed: list[str]) -> tuple
 
 
 def _group(fields: Fields, replicas: int) -> int:
-    """MiCS cuts states over fewer than all replicas."""
+    """Return the size of the group over which MiCS cuts states, if smaller than all replicas."""
     group = fields.whole("zero_optimization.mics_shard_size", -1, least=-1)
     return group if 0 < group < replicas else 0
 

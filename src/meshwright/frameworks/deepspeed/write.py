@@ -1,5 +1,7 @@
-"""DeepSpeed: `ds_config.json`. Field names as DeepSpeed 0.19.6 reads them (runtime/config.py, runtime/zero/config.py,
-runtime/tensor_parallel/config.py, module_inject/auto_ep_config.py), and the fields of a plan that they mean.
+"""Write a plan for DeepSpeed as `ds_config.json`.
+
+Field names are as DeepSpeed 0.19.6 reads them (runtime/config.py, runtime/zero/config.py,
+runtime/tensor_parallel/config.py, module_inject/auto_ep_config.py).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LR = "optimizer.params.lr: 0.0003 is written, for want of a learning rate in th
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as DeepSpeed's configuration."""
+    """Return a plan as DeepSpeed's configuration."""
     draft = Draft.of(job, plan)
     _narrow(draft)
     table = _table(draft)
@@ -37,7 +39,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _narrow(draft: Draft) -> None:
-    """Leave out what DeepSpeed cannot say, or does only by a model's own code."""
+    """Drop what DeepSpeed cannot express, or does only by a model's own code."""
     draft.whole_heads()
     draft.without("ring", "pp")  # its pipeline is a PipelineModule of the user's, with ZeRO-1 at most
     strategy = draft.uniform.strategy
@@ -63,7 +65,7 @@ def _narrow(draft: Draft) -> None:
 
 
 def _overlap(draft: Draft) -> None:
-    """One switch hides gradients and gathered parameters."""
+    """Set the one switch that overlaps gradients and gathered parameters."""
     overlap = draft.uniform.overlap
     usual = type(overlap)(gradients=overlap.gradients, parameters=overlap.gradients)
     if overlap != usual:

@@ -1,5 +1,5 @@
-"""Hetu-Galvatron, both ways.
+"""Hetu-Galvatron, import and export.
 
-- `read`: hetu-Galvatron's strategy file as a plan
-- `write`: hetu-Galvatron
+- `read`: Hetu-Galvatron's strategy file as a plan
+- `write`: a plan as a strategy file
 """

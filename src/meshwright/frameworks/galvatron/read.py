@@ -1,4 +1,4 @@
-"""Hetu-Galvatron's strategy file as a plan: spans of layers that differ."""
+"""Read Hetu-Galvatron's strategy file as a plan: spans of layers that differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIPELINES = {"gpipe": "gpipe", "pipedream_flush": "1f1b"}
 
 
 def read(text: str, file: str, beside: Beside) -> Imported:
-    """A plan from a strategy file; the model and the length of sequences are the user's to say."""
+    """Return a plan from a strategy file; the user gives the model and the sequence length."""
     table = parse_json(text, file)
     if not isinstance(table, dict):
         raise InputError(f"holds {kind_of(table)}, expected an object", file=file)
@@ -41,7 +41,7 @@ def read(text: str, file: str, beside: Beside) -> Imported:
 
 
 def plan_of_layers(job: Job, table: dict[str, Any], devices: int, sequence: bool = True) -> Plan:
-    """What a strategy file means for a job on so many devices."""
+    """Return the plan of a strategy file for a job on `devices` devices."""
     return _plan(Fields(table, ""), job, devices, sequence)
 
 
@@ -69,7 +69,7 @@ def _plan(fields: Fields, job: Job, devices: int, sequence: bool) -> Plan:
 
 
 def _spans(job: Job, text: str, by_layer: list[_Choices]) -> list[dict[str, Any]]:
-    """Runs of layers that are cut alike."""
+    """Return runs of layers with an equal strategy."""
     spans, first = [], layer_range(job.model, text).start
     for strategy, run in groupby(by_layer[i] for i in layer_range(job.model, text)):
         count = len(list(run))
@@ -79,7 +79,7 @@ def _spans(job: Job, text: str, by_layer: list[_Choices]) -> list[dict[str, Any]
 
 
 def _layers(fields: Fields, blocks: int, each: int) -> list[dict[str, Any]]:
-    """The strategy of every block."""
+    """Return the strategy of every block."""
     one = [1] * blocks
     tp, cp = _row(fields, "tp_sizes_enc", one, blocks), _row(fields, "cp_sizes_enc", one, blocks)
     adjacent, sharded = (
@@ -98,7 +98,7 @@ def _layers(fields: Fields, blocks: int, each: int) -> list[dict[str, Any]]:
 
 
 def _ends(fields: Fields, each: int) -> dict[str, Any]:
-    """The strategy of embedding and head."""
+    """Return the strategy of embedding and head."""
     tp, cp, ulysses = fields.whole("vtp", 1), fields.whole("vcp", 1), fields.flag("vsp")
     default = _ZERO[fields.word("default_dp_type", "ddp", _ZERO)]
     return _strategy(fields, "vtp", each, tp, cp, ulysses, 3 if fields.flag("embed_sdp") else default)
@@ -112,7 +112,7 @@ def _strategy(fields: Fields, name: str, each: int, tp: int, cp: int, ulysses: b
 
 
 def _by_layer(job: Job, layers: list[dict[str, Any]], ends: dict[str, Any], sequence: bool) -> list[_Choices]:
-    """The strategy of every layer; embedding and head are said to repeat as the block beside them does."""
+    """Return the strategy of every layer; embedding and head take the recompute of the block beside them."""
     index = {name: i for i, name in enumerate(job.model.blocks)}
     found = []
     for i, layer in enumerate(job.model.layers):
@@ -125,7 +125,7 @@ def _by_layer(job: Job, layers: list[dict[str, Any]], ends: dict[str, Any], sequ
 
 
 def _row(fields: Fields, name: str, default: list[int], count: int) -> list[int]:
-    """Numbers joined by commas, one per layer or stage."""
+    """Return numbers joined by commas, one per layer or stage."""
     if name not in fields:
         fields.raw(name)
         return default

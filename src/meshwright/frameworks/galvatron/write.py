@@ -1,8 +1,8 @@
-"""Hetu-Galvatron: the JSON of a strategy per layer, where a layer is a block; embedding and head have one of their own.
+"""Write a plan for Hetu-Galvatron: JSON with a strategy per block, and one for embedding and head.
 
-Fields as hetu-galvatron 2.4.0 reads them (galvatron/utils/config_utils.py, config2strategy; core/runtime/
-hybrid_parallel_config.py). `cp_sizes_enc`, `vcp`, `ep_sizes_enc` and `tp_of_ep_sizes_enc` are newer than that
-(galvatron/utils/config_utils.py of PKU-DAIR/Hetu-Galvatron at 1d27a7a, and its tests of 2026); 2.4.0 passes over them.
+Fields are as hetu-galvatron 2.4.0 reads them (galvatron/utils/config_utils.py, config2strategy;
+core/runtime/hybrid_parallel_config.py). `cp_sizes_enc`, `vcp`, `ep_sizes_enc` and `tp_of_ep_sizes_enc` are newer
+(galvatron/utils/config_utils.py of PKU-DAIR/Hetu-Galvatron at 1d27a7a, and its tests of 2026); 2.4.0 ignores them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TO_FILL = ("train_dist.py: that of the model's folder in Galvatron, with its da
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as Galvatron's strategy file."""
+    """Return a plan as Galvatron's strategy file."""
     draft = Draft.of(job, plan)
-    by_layer_here = ("spans:", "order:", "recompute:", "offload:")  # said layer by layer, not of the whole
+    by_layer_here = ("spans:", "order:", "recompute:", "offload:")  # expressed per layer, not for the whole
     draft.missing = [line for line in draft.missing if not line.startswith(by_layer_here)]
     draft.only_schedules("gpipe", "1f1b")
     draft.no_overlap_choices()
@@ -54,7 +54,7 @@ def _meant(job: Job, table: dict[str, Any], devices: int, sequence: bool) -> Pla
 
 
 def _by_layer(model: Model, plan: Plan) -> list[Strategy]:
-    """The strategy of every layer."""
+    """Return the strategy of every layer."""
     found: dict[int, Span] = {}
     for stage in plan.pipelines[0].stages:
         for span in stage.spans:
@@ -64,7 +64,7 @@ def _by_layer(model: Model, plan: Plan) -> list[Strategy]:
 
 
 def _blocks(model: Model, by_layer: list[Strategy], lines: list[str]) -> list[Strategy]:
-    """One strategy for both halves of a block: cut as the first, repeated where either is."""
+    """Return one strategy for both halves of a block: the cut of the first, recompute if either has it."""
     found, differ = [], []
     for block in model.blocks:
         own = [by_layer[i] for i, layer in enumerate(model.layers) if layer.block == block]
@@ -79,9 +79,9 @@ def _blocks(model: Model, by_layer: list[Strategy], lines: list[str]) -> list[St
 
 
 def _ends(model: Model, by_layer: list[Strategy], blocks: list[Strategy], lines: list[str]) -> Strategy:
-    """One strategy for the embedding and the head: that of the head, which works more.
+    """Return one strategy for the embedding and the head: that of the head, which works more.
 
-    Neither repeats anything nor has experts; a plan says of them what it says of the block beside them.
+    Neither recomputes anything nor has experts; a plan gives them the values of the block beside them.
     """
     outside = [i for i, layer in enumerate(model.layers) if not layer.block]
     own = [by_layer[i] for i in outside] or [by_layer[-1]]
@@ -95,7 +95,7 @@ def _ends(model: Model, by_layer: list[Strategy], blocks: list[Strategy], lines:
 
 
 def _narrowed(strategies: list[Strategy], lines: list[str]) -> list[Strategy]:
-    """What Galvatron cannot say of a layer, replaced; each kind of replacement is said once."""
+    """Return strategies with replacements for what Galvatron cannot express; each kind is reported once."""
     said: dict[str, str] = {}
     low = {s.zero for s in strategies if s.zero != 3}
     default: Literal[0, 2] = 2 if low & {1, 2} else 0

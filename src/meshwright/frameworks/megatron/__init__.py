@@ -1,4 +1,4 @@
-"""Megatron-LM and its relatives: a plan as arguments of `pretrain_gpt.py`, and a script of such arguments as a plan."""
+"""Megatron-LM and its relatives: a plan as arguments of `pretrain_gpt.py`, and such a script as a plan."""
 
 from __future__ import annotations
 

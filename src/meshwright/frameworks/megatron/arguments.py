@@ -1,4 +1,4 @@
-"""Arguments as data: what stands in a script, and which of it says something about a plan or a model."""
+"""Arguments of a script as data, and the list of those that affect a plan or a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from meshwright.errors import InputError, shorten
 
 Words = tuple[str, ...]
-Arguments = dict[str, Words]  # name without dashes -> the words that follow it; none: a switch
+Arguments = dict[str, Words]  # name without dashes -> the words after it; none: a switch
 
-# Arguments that are read, by what they take. What a framework lists beside these says nothing about a plan.
+# Arguments that are read, by their type. Other arguments that a framework lists do not affect a plan.
 INTEGERS = frozenset({
     "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups",
     "max-position-embeddings", "seq-length", "vocab-size", "padded-vocab-size", "make-vocab-size-divisible-by",
@@ -71,7 +71,7 @@ class Given:
         return words[0]
 
     def integer(self, name: str, default: int) -> int:
-        """A whole number of at least one."""
+        """Return a whole number of at least one."""
         text = self.text(name)
         if not text:
             return default
@@ -90,7 +90,7 @@ class Given:
         return self.arguments.get(name, ())
 
     def on(self, name: str) -> bool:
-        """Whether a switch stands there; a value behind it is a mistake that would shift every argument after it."""
+        """Return True if a switch is set; a value after it is a mistake that would shift every later argument."""
         words = self.arguments.get(name)
         if words:
             raise self.refused(name, f"is a switch, but '{shorten(words[0], 40)}' follows it", "nothing")
@@ -107,7 +107,7 @@ class Given:
 
 
 def collect(words: Iterable[str], file: str) -> Arguments:
-    """`--a 1 --b=2 --c` as a table; the same argument with two values is refused with both.
+    """Return `--a 1 --b=2 --c` as a table; an argument with two different values is refused with both.
 
     >>> collect(["--num-layers", "32", "--seq-length=4096", "--bf16"], "")
     {'num-layers': ('32',), 'seq-length': ('4096',), 'bf16': ()}

@@ -1,4 +1,4 @@
-"""The nearest plan that Megatron-LM runs; each step back is a line.
+"""Find the nearest plan that Megatron-LM runs; each change is reported in a line.
 
 Limits are those of `validate_args` (megatron/training/arguments.py, commit 000c4ac24f) and of the configuration classes
 of megatron-core 0.16.1.
@@ -21,14 +21,14 @@ _SIXTEEN_OR_EIGHT = {"adamw-16bit", "adamw-8bit"}  # its precision-aware optimiz
 
 @dataclass(frozen=True)
 class Fit:
-    """One uniform plan on its way to what can be said."""
+    """Uniform plan that is changed step by step into one that Megatron can express."""
 
     job: Job
     uniform: Uniform
     missing: list[str]
 
     def strategy(self, line: str, **changes: object) -> Fit:
-        """Another strategy, and why."""
+        """Return the plan with another strategy, and report why."""
         self.missing.append(line)
         changed = msgspec.structs.replace(self.uniform.strategy, **changes)
         return replace(self, uniform=replace(self.uniform, strategy=changed))
@@ -41,7 +41,7 @@ class Fit:
 
 
 def fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
-    """What the arguments will say."""
+    """Return the plan that the arguments will express."""
     found = schedule(Fit(job, uniform, missing))
     for step in (_zero, _instances, _context, _experts, _offload, _overlap, _precision):
         found = step(found)
@@ -49,7 +49,7 @@ def fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
 
 
 def schedule(found: Fit) -> Fit:
-    """1F1B, or interleaved with at least as many micro-batches as device groups."""
+    """Choose 1F1B, or interleaved with at least as many micro-batches as device groups."""
     uniform = found.uniform
     if 0 in uniform.blocks[1:-1]:
         raise Inexpressible("a stage without a whole block: Megatron cuts pipelines between blocks")
@@ -80,7 +80,7 @@ def _zero(found: Fit) -> Fit:
 
 
 def _instances(found: Fit) -> Fit:
-    """ReplicaSync of the distributed optimizer; the experts' states are cut into as many copies."""
+    """Fit the instances of the distributed optimizer: the experts' states are cut into as many copies."""
     strategy = found.uniform.strategy
     if not strategy.zero_group or strategy.zero_group == strategy.replicas:
         return found
@@ -97,7 +97,7 @@ def _instances(found: Fit) -> Fit:
 
 
 def _context(found: Fit) -> Fit:
-    """All-to-all cuts whole key heads; every form cuts the sequence twice per device."""
+    """Fit context parallelism: all-to-all cuts whole key heads; every form cuts the sequence twice per device."""
     strategy, job = found.uniform.strategy, found.job
     kv_heads = min((layer.kv_heads for layer in job.model.layers if layer.kv_heads), default=1)
     if strategy.ulysses > 1 and kv_heads % (strategy.tp * strategy.ulysses):
@@ -146,7 +146,10 @@ def _overlap(found: Fit) -> Fit:
 
 
 def _offload(found: Fit) -> Fit:
-    """States of Adam in any part, activations of whole blocks without pipeline or recomputation, no parameters."""
+    """Fit offload: any part of Adam's states, activations of whole blocks, no parameters.
+
+    Activations are offloaded only without pipeline and recompute.
+    """
     strategy, job = found.uniform.strategy, found.job
     wanted, kept = strategy.offload, strategy.offload
     if wanted.parameters:

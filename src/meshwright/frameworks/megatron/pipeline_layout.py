@@ -1,8 +1,8 @@
-"""Which blocks each pipeline stage gets, in Megatron's words: even, first and last apart, or a layout.
+"""Blocks of each pipeline stage in Megatron's arguments: even, with separate first and last, or a layout.
 
-A layout names what each stage holds, in the model's order: `Et*19|(t*20|)*2t*21L` has four stages; E is the embedding, t a
-transformer block, L the loss (megatron/core/transformer/pipeline_parallel_layer_layout.py of megatron-core 0.16.1).
-With several stages per device group they go round: stage i is on group i modulo pp.
+A layout names the content of each stage, in the model's order: `Et*19|(t*20|)*2t*21L` has four stages. E is the
+embedding, t a transformer block, L the loss (megatron/core/transformer/pipeline_parallel_layer_layout.py of
+megatron-core 0.16.1). With several stages per device group, stage i is on group i modulo pp.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import groupby
 from meshwright.errors import shorten
 from meshwright.frameworks.megatron.arguments import Arguments, Given
 
-_LONGEST = 100_000  # characters of a layout once its repetitions are written out
+_LONGEST = 100_000  # characters of a layout with its repetitions expanded
 _SPLIT = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
 _UNEVEN = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _ACCOUNT = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 
 
 def stage_arguments(blocks: Sequence[int], groups: int) -> Arguments:
-    """The shortest way to say it: stages as equal as they come need no layout."""
+    """Return the shortest arguments: stages that are as equal as possible need no layout."""
     virtual = len(blocks) // groups
     if len(set(blocks)) > 1:
         return {"pipeline-model-parallel-layout": (layout_text(blocks),)}
@@ -29,7 +29,8 @@ def stage_arguments(blocks: Sequence[int], groups: int) -> Arguments:
 
 
 def layout_text(blocks: Sequence[int]) -> str:
-    """
+    """Return the layout of stages with these blocks.
+
     >>> layout_text([19, 20, 20, 21])
     'Et*19|(t*20|)*2t*21L'
     >>> layout_text([0, 1, 2, 0])
@@ -48,7 +49,7 @@ def _decoders(count: int) -> str:
 
 
 def blocks_of_layout(given: Given, layers: int) -> tuple[int, ...]:
-    """Blocks of each stage that a layout names; layers that predict further tokens are not counted."""
+    """Return the blocks of each stage in a layout; layers that predict further tokens do not count."""
     name = "pipeline-model-parallel-layout"
     text = _written_out(given, name)
     stages = text.split("|")
@@ -65,7 +66,7 @@ def blocks_of_layout(given: Given, layers: int) -> tuple[int, ...]:
 
 
 def _written_out(given: Given, name: str) -> str:
-    """Without commas and repetitions: first of groups, then of single letters."""
+    """Expand repetitions, first of groups, then of single letters, and drop commas."""
     text = re.sub(r"[,\s]", "", given.text(name))
     for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
         size = sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text))
@@ -76,7 +77,7 @@ def _written_out(given: Given, name: str) -> str:
 
 
 def blocks_of(given: Given, layers: int, groups: int) -> tuple[int, ...]:
-    """Blocks of each stage in the model's order, however a script says it; what contradicts is refused with both."""
+    """Return the blocks of each stage in the model's order; contradictions are refused with both values."""
     layout = "pipeline-model-parallel-layout"
     _only_one(given, (layout, *_SPLIT), (layout, *_UNEVEN, *_ACCOUNT))
     if layout in given:
@@ -101,7 +102,7 @@ def _only_one(given: Given, *sets: tuple[str, ...]) -> None:
 
 
 def _layers_of_ranks(given: Given, layers: int, groups: int) -> list[int]:
-    """Blocks of each device group, the embedding and the loss counted as blocks where the script says so."""
+    """Return the blocks of each device group; embedding and loss count as blocks if the script says so."""
     total = layers + sum(given.on(name) for name in _ACCOUNT)
     ends = [given.integer(name, 0) for name in _UNEVEN]
     if not any(ends):
@@ -138,7 +139,7 @@ def _virtual(given: Given, ranks: list[int]) -> int:
 
 
 def _accounted(given: Given, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The embedding takes a block's place in the first stage, the loss in the last."""
+    """Return the blocks if the embedding takes a block's place in the first stage, the loss in the last."""
     first, last = (int(given.on(name)) for name in _ACCOUNT)
     if len(counts) == 1:
         return (counts[0] - first - last,)

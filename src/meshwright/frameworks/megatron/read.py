@@ -1,4 +1,4 @@
-"""A script of Megatron arguments as a plan and its job; what contradicts is refused with both values."""
+"""Read a script of Megatron arguments as a plan and its job; contradictions are refused with both values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from meshwright.plans.document import Overlap
 from meshwright.plans.schedule import Schedule
 from meshwright.plans.strategy import Offload, Strategy
 
-# The arguments that each framework lists itself, with source and commit (`published.json`).
+# Arguments that each framework lists itself, with source and commit (`published.json`).
 
 
 @cache
 def published(name: str) -> frozenset[str]:
-    """Names without their dashes.
+    """Return names without their dashes.
 
     >>> "tensor-model-parallel-size" in published("megatron")
     True
@@ -39,7 +39,7 @@ def published(name: str) -> frozenset[str]:
 
 
 def source(name: str) -> str:
-    """Where a list comes from.
+    """Return the source of a list.
 
     >>> source("megatron").split(",")[0]
     'NVIDIA/Megatron-LM'
@@ -53,14 +53,14 @@ def _lists() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-# What Megatron-LM still lists in order to refuse it.
+# Arguments that Megatron-LM still lists in order to refuse them.
 _GONE = {
     "batch-size": "--micro-batch-size",
     "model-parallel-size": "--tensor-model-parallel-size",
     "checkpoint-activations": "--recompute-granularity, --recompute-method and --recompute-num-layers",
     "warmup": "--lr-warmup-fraction",
 }
-# What changes a step's time and is no part of a plan: said, so that a prediction is read with it.
+# Arguments that change a step's time but are no part of a plan: reported beside a prediction.
 _PRICED_OTHERWISE = {
     "grad-reduce-in-bf16": "gradients: priced in 32 bits; the script sends 16 (--grad-reduce-in-bf16)",
     "tp-comm-overlap": "tensor parallelism: priced as not hidden (--tp-comm-overlap); --runtime nemo hides most of it",
@@ -72,7 +72,7 @@ _ADAM = {32: "adamw", 16: "adamw-16bit", 8: "adamw-8bit"}
 
 
 def read(text: str, file: str, beside: Beside) -> Imported:
-    """What a script trains, and how."""
+    """Return the job and the plan of a script."""
     found = find_words(text, file)
     given = Given(file, collect(found.words, file))
     for name, instead in _GONE.items():
@@ -84,7 +84,7 @@ def read(text: str, file: str, beside: Beside) -> Imported:
 
 
 def imported(given: Given, beside: Beside, known: frozenset[str], assumed: list[str], launcher: list[str]) -> Imported:
-    """From arguments in Megatron's words, wherever they stood."""
+    """Return the plan of Megatron's arguments from any source."""
     model = model_of(given, beside.model, assumed)
     job = _job(given, beside, model, assumed)
     _count_processes(launcher, beside, assumed)
@@ -102,7 +102,7 @@ def imported(given: Given, beside: Beside, known: frozenset[str], assumed: list[
 
 
 def _job(given: Given, beside: Beside, model: Model, assumed: list[str]) -> Job:
-    """Batch and sequence from the script or beside it; two that differ contradict each other."""
+    """Return the job, with batch and sequence from the script or the user; two that differ are a contradiction."""
     seq = _either(given, "seq-length", "--seq", beside.seq)
     if not seq:
         raise given.refused("seq-length", "is not there", "it in the script, or --seq beside it")
@@ -159,7 +159,7 @@ def _optimizer(given: Given, assumed: list[str]) -> str:
 
 
 def _count_processes(launcher: list[str], beside: Beside, assumed: list[str]) -> None:
-    """What torchrun is told, where it is a number."""
+    """Check the number of processes given to torchrun, if it is a number."""
     words = [part for word in launcher for part in word.split("=", 1)]
     counts = {}
     for name, value in pairwise(words):
@@ -204,7 +204,7 @@ def _strategy(given: Given, job: Job, assumed: list[str]) -> Strategy:
 
 
 def _context(given: Given, size: int, assumed: list[str]) -> tuple[int, int]:
-    """(ulysses, ring) of context parallelism."""
+    """Return (ulysses, ring) of context parallelism."""
     if size == 1:
         return 1, 1
     kinds = Counter(given.words("cp-comm-type") or ("p2p",))
@@ -257,7 +257,7 @@ def _zero_group(given: Given, zero: int, replicas: int) -> int:
 
 
 def _experts(given: Given, model: Model, tp: int, assumed: list[str]) -> tuple[int, int]:
-    """(ep, etp)"""
+    """Return (ep, etp)."""
     has = any(layer.experts for layer in model.layers)
     ep = given.integer("expert-model-parallel-size", 1)
     if not has:
@@ -294,7 +294,7 @@ def _overlap(given: Given) -> Overlap:
     chunked = given.on("tp-comm-overlap") and given.on("sequence-parallel")
     return Overlap(
         gradients=gradients,
-        parameters=parameters or not sharded,  # nothing to gather: as a plan leaves it
+        parameters=parameters or not sharded,  # nothing to gather: plans leave the default
         pipeline=not given.on("no-overlap-p2p-communication"),
         tensor_chunks=min(tp, 64) if chunked else 1,
     )

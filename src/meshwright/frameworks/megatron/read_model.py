@@ -1,4 +1,4 @@
-"""The model that shape arguments describe, as a Hugging Face config of the family that is made like it."""
+"""Read the model of shape arguments, as a Hugging Face config of the matching family."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from meshwright.frameworks.megatron.arguments import Given
 from meshwright.models import Model
 from meshwright.models.presets import find_preset, presets
 
-# Tokens of tokenizers that bring their own vocabulary.
+# Vocabulary sizes of tokenizers that bring their own.
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
-_TELLING = (  # fields that tell most presets apart before a model is made of one
+_TELLING = (  # fields that distinguish most presets before a model is built
     "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vocab_size", "max_position_embeddings", "n_positions",
 )  # fmt: skip
 
 
 def model_of(given: Given, named: Model | None, assumed: list[str]) -> Model:
-    """The model that a user names, held against the script, or the one that the script describes."""
+    """Return the model that a user names, checked against the script, or the one that the script describes."""
     if named is not None:
         _agree(given, named)
         return named
@@ -42,7 +42,7 @@ def len_text(config: dict[str, Any]) -> str:
 
 
 def _agree(given: Given, model: Model) -> None:
-    """A model beside a script that says another shape is a contradiction."""
+    """Refuse a model whose shape contradicts the script's."""
     hidden = next((int(layer.width_out) for layer in model.layers if layer.kind == "attention"), 0)
     heads = next((layer.heads for layer in model.layers if layer.heads), 0)
     for name, value in (("num-layers", len(model.blocks)), ("hidden-size", hidden), ("num-attention-heads", heads)):
@@ -128,7 +128,7 @@ def _decoder(given: Given, assumed: list[str]) -> dict[str, Any]:
 
 
 def _numbers(given: Given) -> dict[str, Any]:
-    """What changes no cost but belongs to the config."""
+    """Return fields without effect on cost that belong to the config."""
     config: dict[str, Any] = {"rms_norm_eps": given.number("norm-epsilon", 1e-5)}
     rope: dict[str, Any] = {}
     if given.on("use-rope-scaling"):
@@ -222,7 +222,7 @@ def _deepseek(given: Given, dense: list[int], width: int, shared: int) -> dict[s
 
 
 def _pattern(given: Given, name: str, layers: int) -> list[bool]:
-    """Which layers: every N-th from the first, or a list such as ([0]*3+[1]*58)."""
+    """Return True for chosen layers: every N-th from the first, or a list such as ([0]*3+[1]*58)."""
     text = given.text(name, "1")
     if text.isdecimal() and int(text) > 0:
         return [i % int(text) == 0 for i in range(layers)]
@@ -237,7 +237,7 @@ def _pattern(given: Given, name: str, layers: int) -> list[bool]:
 
 
 def _evaluated(node: ast.expr, longest: int) -> int | list[int]:
-    """Sums and multiples of lists of numbers, nothing else."""
+    """Evaluate sums and multiples of lists of numbers, nothing else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.List):
@@ -267,7 +267,7 @@ def _windows(given: Given, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sliding(given: Given, layers: int) -> list[bool]:
-    """All layers, all but every N-th, or a list of which."""
+    """Return True for sliding layers: all, all but every N-th, or those of a list."""
     name = "window-attn-skip-freq"
     text = given.text(name)
     if text.isdecimal() and int(text) > 0:
@@ -276,7 +276,7 @@ def _sliding(given: Given, layers: int) -> list[bool]:
 
 
 def _vocabulary(given: Given, assumed: list[str]) -> int:
-    """Tokens before padding; Megatron's NullTokenizer adds one, and other tokenizers know their own."""
+    """Return the tokens before padding; NullTokenizer adds one, other tokenizers bring their own number."""
     kind = given.text("tokenizer-type")
     if "vocab-size" in given:
         return given.integer("vocab-size", 1) + (1 if kind == "NullTokenizer" else 0)

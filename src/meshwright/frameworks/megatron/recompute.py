@@ -1,8 +1,8 @@
-"""What the backward pass repeats: a plan names operators, Megatron names modules.
+"""Translate recompute between operators of a plan and modules of Megatron.
 
-Modules are those of megatron-core 0.16.1 (`TransformerConfig.recompute_modules`). Of each, the operators that it runs
-again. Our `selective` (norms and activation functions) has no counterpart for dense layers, where no module repeats the
-activation alone.
+Modules are those of megatron-core 0.16.1 (`TransformerConfig.recompute_modules`), with the operators that each
+recomputes. Our `selective` (norms and activation functions) has no counterpart for dense layers, where no module
+recomputes the activation alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MODULES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Repeated:
-    """What all layers repeat, and of how many blocks of each stage; none: of all."""
+    """Recompute choice of all layers, and the number of blocks per stage that use it; None: all."""
 
     what: Recompute
     blocks: int | None = None
 
 
 def recompute_arguments(model: Model, repeated: Repeated, missing: list[str]) -> tuple[Arguments, Repeated]:
-    """The nearest that Megatron can say, and what it means."""
+    """Return the nearest arguments in Megatron, and their meaning."""
     if repeated.what == "none":
         return {}, repeated
     if repeated.what == "full":
@@ -58,7 +58,7 @@ def recompute_arguments(model: Model, repeated: Repeated, missing: list[str]) ->
 
 
 def operators_of(model: Model, what: Recompute) -> frozenset[str]:
-    """Names of all operators that are repeated in some block; the ends of the model are not Megatron's to repeat."""
+    """Return the operators that some block recomputes; Megatron does not recompute the ends of the model."""
     blocks = [layer for layer in model.layers if layer.block]
     return frozenset(name for layer in blocks for name in layer.recomputed_ops(what))
 
@@ -69,7 +69,7 @@ def operators_in(model: Model, modules: tuple[str, ...]) -> frozenset[str]:
 
 
 def _modules_within(model: Model, wanted: frozenset[str]) -> tuple[str, ...]:
-    """Modules that repeat nothing else; one whose operators another names already is left out."""
+    """Return the modules that recompute nothing else, without those whose operators another one already covers."""
     found: list[str] = []
     for module in sorted(MODULES, key=lambda name: -len(operators_in(model, (name,)))):
         mine = operators_in(model, (module,))
@@ -79,7 +79,7 @@ def _modules_within(model: Model, wanted: frozenset[str]) -> tuple[str, ...]:
 
 
 def recompute_of(given: Given, model: Model, assumed: list[str]) -> Repeated:
-    """What a script repeats."""
+    """Return the recompute choice of a script."""
     granularity = given.choice("recompute-granularity", "", ("full", "selective"))
     if given.on("recompute-activations"):
         if granularity == "full":

@@ -1,4 +1,4 @@
-"""Arguments as a shell script that starts them on every node."""
+"""Write arguments as a shell script that starts them on every node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%^,+-]+")
 
 @dataclass(frozen=True)
 class Nodes:
-    """How processes are started: as many on each node."""
+    """Number of nodes, and of processes on each."""
 
     count: int
     processes: int
 
 
 def nodes_of(job: Job, plan: Plan) -> Nodes:
-    """Whole nodes with as many processes each."""
+    """Return whole nodes with equally many processes each."""
     sizes = {group.devices_per_node for group in job.cluster.groups}
     each = min(sizes)
     if plan.devices <= each:
@@ -35,14 +35,14 @@ def nodes_of(job: Job, plan: Plan) -> Nodes:
 
 
 def head(job: Job, what: str, how: Iterable[str]) -> list[str]:
-    """First lines of a script: what it trains, and how it is started."""
+    """Return the first lines of a script: its purpose, and how to start it."""
     batch = f"{job.global_batch:,} samples of {job.seq_len:,} tokens, {job.precision}, {job.optimizer}"
     lines = [f"{job.model.name} on {job.cluster.name}: {batch}", f"{what}, written by meshwright.", *how]
     return ["#!/usr/bin/env bash", *(f"# {line}".rstrip() for line in lines), "set -euo pipefail", ""]
 
 
 def array(name: str, arguments: Arguments) -> list[str]:
-    """One argument a line.
+    """Return an array with one argument per line.
 
     >>> array("MOE_ARGS", {"num-experts": ("8",), "moe-grouped-gemm": ()})
     ['MOE_ARGS=(', '    --num-experts 8', '    --moe-grouped-gemm', ')']
@@ -52,17 +52,17 @@ def array(name: str, arguments: Arguments) -> list[str]:
 
 
 def arrays(groups: Mapping[str, Arguments]) -> list[str]:
-    """Every group that says something."""
+    """Return every nonempty group as an array."""
     return [line for name, arguments in groups.items() if arguments for line in array(name, arguments)]
 
 
 def quoted(word: str) -> str:
-    """As the shell reads it back; a variable with a default stays one."""
+    """Quote a word for the shell; a variable with a default stays one."""
     return word if _PLAIN.fullmatch(word) or word.startswith("${") else shlex.quote(word)
 
 
 def torchrun(script: str, names: Sequence[str]) -> list[str]:
-    """The command that all nodes run."""
+    """Return the command that all nodes run."""
     return [
         'torchrun --nnodes "$NNODES" --nproc-per-node "$GPUS_PER_NODE" --node-rank "$NODE_RANK" \\',
         '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',

@@ -1,4 +1,4 @@
-"""Between a plan and a uniform one: blocks that are repeated while others are not, and devices in Megatron's order."""
+"""Convert between a plan and a uniform one: partly recomputed stages, and devices in Megatron's order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from meshwright.plans.strategy import Span
 
 
 def joined(job: Job, plan: Plan) -> tuple[Plan, int | None]:
-    """The plan with one span per stage where spans differ in what they repeat alone, as Megatron says it.
+    """Return the plan with one span per stage, if spans differ only in their recompute, as Megatron expresses it.
 
-    Returns how many blocks of each stage repeat everything, if that is what makes them differ. Operators that not every
-    span has are no difference either.
+    Also return how many blocks of each stage recompute everything, if that is the difference. Operators that some spans
+    lack do not count as a difference.
     """
     if len(plan.pipelines) != 1:
         return plan, None
@@ -53,13 +53,13 @@ def _one_span(model: Model, stage: Stage) -> Span | None:
 
 
 def _level(rows: list[list[Any]]) -> str:
-    """What all blocks repeat, whatever the ends of the model do: Megatron repeats blocks only."""
+    """Return the recompute of all blocks, for any ends of the model: Megatron recomputes blocks only."""
     said = {what for row in rows for what in row}
     return next(iter(said)) if len(said) == 1 and said <= {"none", "full"} else ""
 
 
 def _leading(rows: list[list[Any]]) -> int | None:
-    """Blocks at the start of each stage that repeat everything, where the others repeat nothing."""
+    """Return the blocks at the start of each stage that recompute everything, if the others recompute nothing."""
     if not all(set(row) <= {"none", "full"} for row in rows):
         return None
     counts = [row.index("none") if "none" in row else len(row) for row in rows]
@@ -71,7 +71,7 @@ def _leading(rows: list[list[Any]]) -> int | None:
 
 
 def _of_blocks(model: Model, stage: Stage) -> list[Any]:
-    """What each whole block of a stage repeats; one that is cut, or repeats two things, has no word."""
+    """Return the recompute of each whole block of a stage; "mixed" if it has several."""
     found: dict[str, set[Any]] = {}
     for span in stage.spans:
         for i in layer_range(model, span.layers):
@@ -81,7 +81,7 @@ def _of_blocks(model: Model, stage: Stage) -> list[Any]:
 
 
 def _same_operators(model: Model, spans: list[Span]) -> Any:
-    """One choice that means in every span what the span says; none where there is no such."""
+    """Return one choice that fits the recompute of every span, or None."""
     said = {span.recompute for span in spans}
     if len(said) == 1:
         return spans[0].recompute
@@ -98,7 +98,7 @@ def _same_operators(model: Model, spans: list[Span]) -> Any:
 
 
 def meant(job: Job, uniform: Uniform, repeated: Repeated, *, mapped: bool) -> Plan:
-    """The plan that the arguments stand for."""
+    """Return the plan that the arguments mean."""
     what: Any = repeated.what if isinstance(repeated.what, str) else tuple(repeated.what)
     strategy = msgspec.structs.replace(uniform.strategy, recompute=what)
     plan = plan_of(job, replaced(uniform, strategy=strategy))
@@ -118,7 +118,7 @@ def meant(job: Job, uniform: Uniform, repeated: Repeated, *, mapped: bool) -> Pl
 
 
 def _cut_after(model: Model, stage: Stage, blocks: int) -> Stage:
-    """The first blocks of a stage repeat everything, what follows repeats nothing."""
+    """Return a stage whose first blocks recompute everything, and the rest nothing."""
     (span,) = stage.spans
     layers = layer_range(model, span.layers)
     seen: list[str] = []
@@ -135,7 +135,7 @@ def _cut_after(model: Model, stage: Stage, blocks: int) -> Stage:
 
 
 def mapped_devices(uniform: Uniform) -> list[str]:
-    """Devices of each group where pipelines lie inside replicas (`--use-tp-pp-dp-mapping`)."""
+    """Return the devices of each group if pipelines lie inside replicas (`--use-tp-pp-dp-mapping`)."""
     strategy, groups = uniform.strategy, uniform.groups
     inner = strategy.tp * strategy.ulysses * strategy.ring
     return [
@@ -145,7 +145,7 @@ def mapped_devices(uniform: Uniform) -> list[str]:
 
 
 def is_mapped(plan: Plan, uniform: Uniform, missing: list[str]) -> bool:
-    """Whether the plan lays its devices out so; any other layout than the two is lost."""
+    """Return True if the plan has this device layout; any layout other than the two is lost."""
     (pipeline,) = plan.pipelines
     groups, size = uniform.groups, uniform.strategy.devices
     found = [pipeline.stages[g].ranks for g in range(min(groups, len(pipeline.stages)))]

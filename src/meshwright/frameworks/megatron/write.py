@@ -1,4 +1,4 @@
-"""A plan as a script for Megatron-LM's `pretrain_gpt.py`."""
+"""Write a plan as a script for Megatron-LM's `pretrain_gpt.py`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _PADDING = 128  # rows of the vocabulary that Megatron rounds up to, on each dev
 
 @dataclass(frozen=True)
 class Said:
-    """A plan in Megatron's words, before they are written to any file."""
+    """A plan in Megatron's arguments, before they are written to any file."""
 
     groups: dict[str, Arguments]
     uniform: Uniform
-    plan: Plan  # what they mean
+    plan: Plan  # their meaning
     missing: tuple[str, ...]
     to_fill: tuple[str, ...]
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """The script, and what it cannot say."""
+    """Return the script, and the parts it cannot express."""
     said = say(job, plan)
     nodes = script.nodes_of(job, said.plan)
     start = f"MEGATRON=~/Megatron-LM NODE_RANK=0 MASTER_ADDR=node0 bash {FILE}"
@@ -60,7 +60,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def say(job: Job, plan: Plan) -> Said:
-    """Translate; whoever trains with Megatron inside (slime, Megatron-Bridge) writes the same words elsewhere."""
+    """Translate a plan; frameworks with Megatron inside (slime, Megatron-Bridge) write the same arguments elsewhere."""
     config_of(job.model)
     whole, blocks = joined(job, plan)
     uniform, lost = settle(job, whole)
@@ -87,8 +87,10 @@ def say(job: Job, plan: Plan) -> Said:
 
 
 def _blocks(job: Job, plan: Plan) -> list[tuple[Any, ...]]:
-    """Devices, way and blocks of each stage. Where the last norm stands, before a head that is alone or with it, is no
-    difference that a step shows."""
+    """Return devices, strategy and blocks of each stage.
+
+    The position of the last norm, with the head or before it, does not change a step.
+    """
     whole, count = joined(job, plan)
     found: list[tuple[Any, ...]] = []
     for stage in whole.pipelines[0].stages:
@@ -99,12 +101,12 @@ def _blocks(job: Job, plan: Plan) -> list[tuple[Any, ...]]:
 
 
 def environment(uniform: Uniform) -> str:
-    """FSDP needs several connections, tensor and context parallelism one (`validate_args`)."""
+    """Return the environment: FSDP needs several connections, tensor and context parallelism one (`validate_args`)."""
     return f"export CUDA_DEVICE_MAX_CONNECTIONS={8 if uniform.strategy.zero >= 2 else 1}"
 
 
 def data_arguments(job: Job, uniform: Uniform) -> Arguments:
-    """Made-up data until a user names tokens; NullTokenizer adds one token to what it is told."""
+    """Return arguments for synthetic data until a user names tokens; NullTokenizer adds one token to its size."""
     vocabulary = int(config_of(job.model)["vocab_size"])
     return {
         "tokenizer-type": ("${TOKENIZER_TYPE:-NullTokenizer}",),
@@ -115,7 +117,7 @@ def data_arguments(job: Job, uniform: Uniform) -> Arguments:
 
 
 def padding(vocabulary: int, tp: int) -> int:
-    """What the vocabulary is rounded up to: nothing where it divides anyway, else as Megatron does it.
+    """Return the multiple to round the vocabulary to: nothing if it divides anyway, else as Megatron does it.
 
     >>> padding(128256, 8), padding(50257, 8)
     (32, 128)

@@ -1,4 +1,4 @@
-"""A model as arguments of `pretrain_gpt.py`: from its layers what they are, from its config how they count."""
+"""Write a model as arguments of `pretrain_gpt.py`: shapes from its layers, constants from its config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LLAMA3 = {
 
 
 def config_of(model: Model) -> Mapping[str, Any]:
-    """The Hugging Face config that a model was made from; a decoder that `pretrain_gpt.py` can build."""
+    """Return the Hugging Face config of a model; it must be a decoder that `pretrain_gpt.py` can build."""
     config = find_preset(model.reference).config if isinstance(model.reference, str) else model.reference
     family = str(config.get("model_type", ""))
     if family not in DECODERS:
@@ -36,7 +36,7 @@ def config_of(model: Model) -> Mapping[str, Any]:
 
 
 def shape_arguments(model: Model, seq_len: int, missing: list[str], to_fill: list[str]) -> Arguments:
-    """Everything that `pretrain_gpt.py` needs to build the model."""
+    """Return all arguments that `pretrain_gpt.py` needs to build the model."""
     config = config_of(model)
     attention = [layer.shape for layer in model.layers if isinstance(layer.shape, Attention | LatentAttention)]
     feeds = [layer.shape for layer in model.layers if isinstance(layer.shape, Mlp | Moe)]
@@ -116,7 +116,7 @@ def _positions(config: Mapping[str, Any], learned: bool, missing: list[str], to_
 
 
 def _window(attention: list[Attention | LatentAttention]) -> Arguments:
-    """Keys to the left of a query; a window of w tokens holds the query itself."""
+    """Return keys to the left of a query; a window of w tokens holds the query itself."""
     windows = [shape.window if isinstance(shape, Attention) else 0 for shape in attention]
     if not any(windows):
         return {}
@@ -125,7 +125,7 @@ def _window(attention: list[Attention | LatentAttention]) -> Arguments:
 
 
 def pattern_text(flags: list[bool]) -> str:
-    """A list of ones and zeros as Megatron reads it.
+    """Return a list of ones and zeros as Megatron reads it.
 
     >>> pattern_text([False, False, True, True, True])
     '([0]*2+[1]*3)'
@@ -179,7 +179,7 @@ def _experts(feeds: list[Mlp | Moe], config: Mapping[str, Any], missing: list[st
 
 
 def _router(config: Mapping[str, Any]) -> Arguments:
-    """How experts are chosen and weighed (transformers' modeling files; Megatron's transformer/moe/router.py)."""
+    """Return arguments of the router (transformers' modeling files; Megatron's transformer/moe/router.py)."""
     said: Arguments = {}
     sigmoid = config["model_type"] in {"deepseek_v3", "kimi_k2"}
     if sigmoid:
@@ -194,7 +194,7 @@ def _router(config: Mapping[str, Any]) -> Arguments:
 
 
 def _dropout(first: Attention | LatentAttention, config: Mapping[str, Any], missing: list[str]) -> Arguments:
-    """Megatron's own default is 0.1, so that nothing must be said too."""
+    """Return dropout arguments; Megatron's default is 0.1, so zero is also written."""
     scores, hidden = first.score_dropout, first.dropout if isinstance(first, Attention) else 0.0
     absent = 0.1 if config["model_type"] == "gpt2" else 0.0
     if float(config.get("embd_pdrop", absent) or 0.0) != hidden:

@@ -1,4 +1,4 @@
-"""A fitted plan and its job, argument by argument."""
+"""Write a fitted plan and its job, argument by argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.plans.strategy import Strategy
 
 _FSDP = {2: "optim_grads", 3: "optim_grads_params"}
 _MOMENTS = {"adamw-16bit": "bf16", "adamw-8bit": "fp8"}
-# 8-bit training as NVIDIA's recipes do it: a scale per tensor, or per block of 32 (Megatron-Bridge, mixed_precision.py).
+# 8-bit training as NVIDIA's recipes do it: a scale per tensor or block of 32 (Megatron-Bridge, mixed_precision.py).
 _PRECISIONS: dict[str, Arguments] = {
     "fp32": {},
     "tf32": {},
@@ -23,7 +23,7 @@ _PRECISIONS: dict[str, Arguments] = {
 
 
 def parallel_arguments(job: Job, uniform: Uniform, *, mapped: bool) -> Arguments:
-    """Degrees, and which stage has which blocks."""
+    """Return degrees, and the blocks of each stage."""
     strategy, groups = uniform.strategy, uniform.groups
     said: Arguments = {
         "tensor-model-parallel-size": (str(strategy.tp),),
@@ -39,12 +39,15 @@ def parallel_arguments(job: Job, uniform: Uniform, *, mapped: bool) -> Arguments
     said |= context_arguments(strategy)
     if any(layer.experts for layer in job.model.layers):
         said["expert-model-parallel-size"] = (str(strategy.ep),)
-        said["expert-tensor-parallel-size"] = (str(strategy.etp),)  # else it is tp
+        said["expert-tensor-parallel-size"] = (str(strategy.etp),)  # else tp
     return said | ({"use-tp-pp-dp-mapping": ()} if mapped else {})
 
 
 def context_arguments(strategy: Strategy) -> Arguments:
-    """The first of the hierarchical sizes is that of the all-to-all, over adjacent devices."""
+    """Return the arguments of context parallelism.
+
+    The first of the hierarchical sizes is that of the all-to-all, over adjacent devices.
+    """
     if strategy.ulysses > 1 and strategy.ring > 1:
         sizes = (str(strategy.ulysses), str(strategy.ring))
         return {"cp-comm-type": ("a2a+p2p",), "hierarchical-context-parallel-sizes": sizes}
@@ -54,7 +57,7 @@ def context_arguments(strategy: Strategy) -> Arguments:
 
 
 def replica_arguments(job: Job, uniform: Uniform) -> Arguments:
-    """What replicas share, and what travels under computation."""
+    """Return the sharding of replicas, and the communication that overlaps with computation."""
     strategy, overlap = uniform.strategy, uniform.overlap
     said: Arguments = {}
     if strategy.zero and job.optimizer != "muon":
@@ -91,7 +94,7 @@ def precision_arguments(job: Job) -> Arguments:
 
 
 def optimizer_arguments(job: Job, uniform: Uniform) -> Arguments:
-    """Moments in fewer bits, and states on the host, are the precision-aware optimizer's."""
+    """Return the optimizer; smaller moments and offloaded states need the precision-aware optimizer."""
     strategy = uniform.strategy
     if job.optimizer.startswith("sgd"):
         return {"optimizer": ("sgd",), "sgd-momentum": ("0.9" if job.optimizer == "sgd-momentum" else "0.0",)}

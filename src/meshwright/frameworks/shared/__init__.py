@@ -1,9 +1,9 @@
-"""What several frameworks have in common.
+"""Parts that several frameworks share.
 
 - `config_fields`: a user's configuration, read field by field
-- `fsdp`: fSDP2's grid and ZeRO: replicas x shards x ring
-- `launch_command`: how many processes a user starts, and with which command
-- `nearest_plan`: what a framework has no words for, replaced by the nearest that it has
+- `fsdp`: FSDP2's grid and ZeRO: replicas x shards x ring
+- `launch_command`: number of processes, and the command that starts them
+- `nearest_plan`: replacements for choices that a framework cannot express
 - `texts`: small texts that several formats write
-- `uniform_plan`: the plans that other frameworks know
+- `uniform_plan`: plans that other frameworks know
 """

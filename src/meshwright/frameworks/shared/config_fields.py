@@ -1,4 +1,4 @@
-"""A user's configuration, read field by field: wrong kinds are refused by name, and what nobody reads is left over."""
+"""Read a user's configuration field by field: wrong types are refused by name, and unread fields reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEEPEST = 64  # levels of nesting; no configuration has a tenth of them
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted names; an empty table stays as it is.
+    """Return nested tables as dotted names; an empty table stays as it is.
 
     >>> flat({"bf16": {"enabled": True}, "steps": 3})
     {'bf16.enabled': True, 'steps': 3}
@@ -33,7 +33,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass
 class Fields:
-    """Dotted names and their values, with a note of those that were read.
+    """Dotted names and their values, with a record of those that were read.
 
     >>> fields = Fields({"bf16.enabled": True, "colour": "red"}, "ds.json")
     >>> fields.flag("bf16.enabled"), fields.left()
@@ -52,7 +52,7 @@ class Fields:
         return self.values.get(name, default)
 
     def whole(self, name: str, default: int, least: int = 1) -> int:
-        """A whole number."""
+        """Return a whole number."""
         value = self.raw(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             given = value if isinstance(value, int | float) else kind_of(value)
@@ -60,14 +60,14 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Yes or no; 0 and 1 are how some frameworks write it."""
+        """Return a boolean; some frameworks write 0 and 1."""
         value = self.raw(name, default)
         if isinstance(value, bool) or value in (0, 1):
             return bool(value)
         raise self.wrong(name, f"is {shorten(str(value), 40)}", "true or false")
 
     def word(self, name: str, default: str, known: Collection[str]) -> str:
-        """One of a framework's words."""
+        """Return one of a framework's known words."""
         value = self.raw(name, default)
         if not isinstance(value, str) or value not in known:
             raise self.wrong(name, f"is {shorten(str(value), 40)}", ", ".join(known))
@@ -77,18 +77,18 @@ class Fields:
         return InputError(problem, file=self.file, field=name, valid=valid)
 
     def agree(self, name: str, value: int, other: str, computed: int) -> None:
-        """Two fields that say one thing must say it alike."""
+        """Check that two fields with one meaning agree."""
         if value != computed:
             raise self.wrong(name, f"is {value}, but {other} is {computed}", str(computed))
 
     def rest(self, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What nobody has read: names that the framework does not list, and those it does (`section.` lists all below)."""
+        """Return unread names: unlisted by the framework, and listed (`section.` lists all below)."""
         sections = tuple(name for name in known if name.endswith("."))
         unused = tuple(name for name in self.left() if name in known or name.startswith(sections))
         return tuple(name for name in self.left() if name not in unused), unused
 
     def left(self) -> tuple[str, ...]:
-        """Names that nobody has read, in the user's order."""
+        """Return unread names, in the user's order."""
         return tuple(name for name in self.values if name not in self._read)
 
 
@@ -96,7 +96,7 @@ def job_of(
     fields: Fields, beside: Beside, *, batch: int | None, seq: int | None = None, precision: str = "bf16",
     optimizer: str = "adamw", model: Model | None = None,
 ) -> Job:  # fmt: skip
-    """The job of a configuration; what it holds and what the user says beside it must agree."""
+    """Return the job of a configuration; its values and the user's must agree."""
     found = model or beside.model
     if found is None:
         raise InputError("the configuration does not hold the model", file=fields.file, field="--model")

@@ -1,7 +1,8 @@
-"""FSDP2's grid and ZeRO: replicas x shards x ring, and whether gathered weights are kept (ZeRO-2) or dropped (ZeRO-3).
+"""Convert between FSDP2's grid (replicas x shards x ring) and ZeRO.
 
-Weights are cut over shards x ring: torchtitan 0.3.0 (distributed/parallel_dims.py) and Accelerate 1.15.0
-(parallelism_config.py, dp_shard_cp) both fold context parallelism into the group that FSDP shards over.
+ZeRO-2 keeps gathered weights, ZeRO-3 drops them. Weights are cut over shards x ring: torchtitan 0.3.0
+(distributed/parallel_dims.py) and Accelerate 1.15.0 (parallelism_config.py, dp_shard_cp) both fold context parallelism
+into the group that FSDP shards over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from meshwright.frameworks.shared.nearest_plan import Draft
 
 @dataclass(frozen=True)
 class Grid:
-    """Degrees of data parallelism in FSDP2's words."""
+    """Degrees of data parallelism in FSDP2."""
 
     replicate: int
     shard: int
@@ -21,7 +22,7 @@ class Grid:
 
 
 def grid_of(draft: Draft) -> Grid:
-    """The grid of a plan; what FSDP2 cannot shard is changed in the draft."""
+    """Return the grid of a plan; the draft changes what FSDP2 cannot shard."""
     draft.only_zero((0, 2, 3))
     strategy = draft.uniform.strategy
     dp, ring, replicas = strategy.dp, strategy.ring, strategy.dp * strategy.ring
@@ -39,12 +40,12 @@ def grid_of(draft: Draft) -> Grid:
         draft.say(f"zero_group={group}: shards over the {ring} devices of a ring", zero_group=ring if dp > 1 else 0)
         group = ring
     elif strategy.zero_group == replicas:
-        draft.set(zero_group=0)  # the same, as plans write it
+        draft.set(zero_group=0)  # equal, as plans write it
     return Grid(replicas // group, group // ring, draft.uniform.strategy.zero == 3)
 
 
 def zero_of(grid: Grid, ring: int) -> dict[str, int]:
-    """ZeRO level and group of a grid.
+    """Return ZeRO level and group of a grid.
 
     >>> zero_of(Grid(2, 4, True), ring=1)
     {'zero': 3, 'zero_group': 4}

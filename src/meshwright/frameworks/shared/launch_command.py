@@ -1,4 +1,4 @@
-"""How many processes a user starts, and with which command."""
+"""Number of processes that a user starts, and the command for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from meshwright.plans import Job, Plan
 
 
 def processes(job: Job, plan: Plan) -> tuple[int, int]:
-    """Nodes, and processes on each of them."""
+    """Return the nodes, and processes on each of them."""
     sizes = {group.devices_per_node for group in job.cluster.groups}
     each = min(sizes)
     if plan.devices <= each:
@@ -19,7 +19,7 @@ def processes(job: Job, plan: Plan) -> tuple[int, int]:
 
 
 def torchrun(job: Job, plan: Plan) -> str:
-    """The beginning of the command; $MASTER_ADDR is the first of several nodes."""
+    """Return the start of the command; $MASTER_ADDR is the first of several nodes."""
     nodes, each = processes(job, plan)
     if nodes == 1:
         return f"torchrun --nproc_per_node {each}"

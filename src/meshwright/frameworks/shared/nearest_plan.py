@@ -1,4 +1,4 @@
-"""What a framework has no words for, replaced by the nearest that it has; each replacement is a line for the user."""
+"""Replace choices that a framework cannot express by the nearest it can, and report each in a line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AXES = {"tp": "tensor parallelism", "ulysses": "Ulysses", "ring": "ring attenti
 
 @dataclass
 class Draft:
-    """A plan on its way into a framework's words, and what it has lost so far."""
+    """Plan that is fitted to a framework, and its losses so far."""
 
     job: Job
     uniform: Uniform
@@ -30,7 +30,7 @@ class Draft:
 
     @staticmethod
     def of(job: Job, plan: Plan) -> Draft:
-        """From the nearest plan that cuts every layer alike."""
+        """Return a draft of the nearest plan that cuts every layer equally."""
         uniform, missing = settle(job, plan)
         draft = Draft(job, uniform, list(missing))
         if not in_order(plan.pipelines[0]):
@@ -38,7 +38,7 @@ class Draft:
         return draft
 
     def say(self, line: str, **changes: Any) -> None:
-        """Other degrees instead, and why."""
+        """Set other degrees, and report why."""
         self.missing.append(line)
         self.set(**changes)
 
@@ -46,24 +46,24 @@ class Draft:
         self.uniform = replace(self.uniform, strategy=changed(self.uniform.strategy, **changes))
 
     def plan(self) -> Plan:
-        """What the files mean."""
+        """Return the plan that the files mean."""
         try:
             return plan_of(self.job, self.uniform)
         except InputError as error:
             raise Inexpressible(f"the nearest plan that can be said breaks a rule: {error}") from None
 
     def without_experts(self) -> None:
-        """No axis for experts."""
+        """Drop expert parallelism."""
         if self.uniform.strategy.ep > 1 or self.uniform.strategy.etp > 1:
             self.say("ep: experts are sharded with the rest of the model", ep=1, etp=1)
 
     def without_sp(self, why: str) -> None:
-        """No choice of sequence parallelism."""
+        """Drop the choice of sequence parallelism."""
         if self.uniform.strategy.sp:
             self.say(f"sp: {why}", sp=False)
 
     def without(self, *axes: str, where: str = "here") -> None:
-        """Devices along axes that the framework does not know become replicas of the model."""
+        """Turn devices along axes that the framework lacks into replicas of the model."""
         strategy = self.uniform.strategy
         degrees = {"tp": strategy.tp, "ulysses": strategy.ulysses, "ring": strategy.ring, "pp": self.uniform.groups}
         for axis in axes:
@@ -72,7 +72,7 @@ class Draft:
                 self._replicate(axis, degrees[axis], 1, words)
 
     def whole_heads(self) -> None:
-        """Tensor parallelism that deals out whole key/value heads, where a framework does not repeat them."""
+        """Reduce tensor parallelism to whole key/value heads, for a framework that does not replicate them."""
         heads = gcd(*(layer.kv_heads for layer in self.job.model.layers if layer.kv_heads))
         tp = self.uniform.strategy.tp
         if heads and heads % tp:
@@ -81,7 +81,7 @@ class Draft:
             self._replicate("tp", tp, fits, words)
 
     def _replicate(self, axis: str, degree: int, left: int, words: str) -> None:
-        """Part of the devices along an axis train on data of their own."""
+        """Turn part of the devices along an axis into data-parallel replicas."""
         strategy, micro_batch = self.uniform.strategy, self.uniform.micro_batch(self.job)
         self.missing.append(words)
         dp = strategy.dp * (degree // left)
@@ -95,7 +95,7 @@ class Draft:
         self._batch(dp, micro_batch)
 
     def _batch(self, dp: int, micro_batch: int) -> None:
-        """As many samples at a time as before, or the most below that divide a replica's part of the batch."""
+        """Set as many samples at a time as before, or the most below that divide a replica's part of the batch."""
         if self.job.global_batch % dp:
             raise Inexpressible(f"a batch of {self.job.global_batch} does not divide over {dp} replicas")
         own = self.job.global_batch // dp
@@ -103,7 +103,7 @@ class Draft:
         self.uniform = replace(self.uniform, micro_batches=own // size)
 
     def only_zero(self, levels: Collection[int]) -> None:
-        """The next higher ZeRO level where one is unknown; else the highest."""
+        """Choose the next higher known ZeRO level for an unknown one, else the highest."""
         zero = self.uniform.strategy.zero
         if zero in levels:
             return
@@ -113,7 +113,7 @@ class Draft:
         )
 
     def only_recompute(self, levels: Collection[str]) -> None:
-        """The least that repeats all of an unknown choice: what fits then still fits."""
+        """Choose the least that recomputes all of an unknown choice, so that the plan still fits."""
         chosen = self.uniform.strategy.recompute
         if chosen in levels:
             return
@@ -127,7 +127,7 @@ class Draft:
             self.say(f"recompute={text}: whole blocks are repeated (full)", recompute="full")
 
     def only_offload(self, *known: str) -> None:
-        """All of a kind of tensor lives on the host, or none of it."""
+        """Offload all of a kind of tensor, or none of it."""
         offload = self.uniform.strategy.offload
         said = {}
         for name in ("activations", "optimizer", "parameters"):
@@ -138,7 +138,7 @@ class Draft:
         self.set(offload=Offload(**said))
 
     def only_schedules(self, *names: str) -> None:
-        """1F1B, with the stages of a device group joined into one, where a schedule is unknown."""
+        """Choose 1F1B for an unknown schedule, with the stages of a device group joined."""
         schedule = self.uniform.schedule
         if schedule.name in names:
             return
@@ -149,32 +149,32 @@ class Draft:
         self.uniform = replace(self.uniform, blocks=tuple(groups), schedule=Schedule())
 
     def only_precision(self, *names: str) -> None:
-        """bf16 where a precision is unknown."""
+        """Choose bf16 for an unknown precision."""
         if self.job.precision not in names:
             self.missing.append(f"precision={self.job.precision}: bf16 instead")
             self.job = replace(self.job, precision="bf16")
 
     def only_optimizer(self, *names: str) -> None:
-        """AdamW where an optimizer is unknown."""
+        """Choose AdamW for an unknown optimizer."""
         if self.job.optimizer not in names:
             self.missing.append(f"optimizer={self.job.optimizer}: adamw instead")
             self.job = replace(self.job, optimizer="adamw")
 
     def no_overlap_choices(self) -> None:
-        """A framework decides on its own what travels under what."""
+        """Drop the choice of overlap: the framework decides it."""
         usual = type(self.uniform.overlap)()
         if self.uniform.overlap != usual:
             self.missing.append("overlap: decided by the framework")
             self.uniform = replace(self.uniform, overlap=usual)
 
     def whole_group(self) -> None:
-        """ZeRO shards over all replicas."""
+        """Shard ZeRO over all replicas."""
         if self.uniform.strategy.zero_group:
             self.say(f"zero_group={self.uniform.strategy.zero_group}: shards over all replicas", zero_group=0)
 
 
 def in_order(pipeline: Pipeline) -> bool:
-    """Whether the first group of stages has the first devices, the second the next, and so on."""
+    """Return True if the first group of stages has the first devices, the second the next, and so on."""
     each, count = len(pipeline.stages[0].ranks), len(pipeline.stages)
     groups = [group_of_stage(pipeline.schedule, count, stage) for stage in range(count)]
     return all(

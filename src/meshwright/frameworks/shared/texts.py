@@ -1,4 +1,4 @@
-"""Small texts that several formats write: YAML of tables and plain values, and a command over several lines."""
+"""Write small texts for several formats: YAML of tables and plain values, and a command over several lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def yaml(table: Mapping[str, Any], indent: str = "") -> str:
-    """Tables of tables and plain values: as much YAML as these formats need.
+    """Return YAML of nested tables and plain values, as much as these formats need.
 
     >>> print(yaml({"actor": {"backend": "fsdp:d8", "offload": False}}), end="")
     actor:
@@ -26,7 +26,7 @@ def yaml(table: Mapping[str, Any], indent: str = "") -> str:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # Words that YAML would take for something else are quoted.
+    # Words with another meaning in YAML are quoted.
     return (
         f'"{value}"'
         if isinstance(value, str) and (value == "no" or not value.replace("_", "").isalnum())
@@ -35,7 +35,7 @@ def _scalar(value: Any) -> str:
 
 
 def script(command: str, words: Sequence[str]) -> str:
-    """A shell script of one command, an argument a line; the user's own arguments follow.
+    """Return a shell script of one command, an argument per line; the user's own arguments follow.
 
     >>> print(script("deepspeed train.py", ["--steps 3"]), end="")
     #!/bin/sh

@@ -1,4 +1,4 @@
-"""The plans that other frameworks know: one pipeline of equal stages, every layer cut alike, cuts between blocks."""
+"""Uniform plans, which other frameworks know: one pipeline of equal stages, one strategy, cuts between blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEGREES = ("dp", "zero", "zero_group", "tp", "sp", "ulysses", "ring", "ep", "et
 
 @dataclass(frozen=True)
 class Uniform:
-    """One strategy for all layers, and how many blocks each stage has; the embedding is first, the head last."""
+    """One strategy for all layers, and the blocks of each stage; the embedding is first, the head last."""
 
     strategy: Strategy
     schedule: Schedule
@@ -37,12 +37,12 @@ class Uniform:
         return len(self.blocks) // self.schedule.virtual
 
     def micro_batch(self, job: Job) -> int:
-        """Samples that one replica takes at a time."""
+        """Return the samples that one replica takes at a time."""
         return job.global_batch // self.micro_batches // self.strategy.dp
 
 
 def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
-    """The nearest such plan, and a line for everything that it leaves out."""
+    """Return the nearest uniform plan, and a line for everything that it drops."""
     if len(plan.pipelines) > 1:
         raise Inexpressible(f"the plan has {len(plan.pipelines)} pipelines; other frameworks train one")
     (pipeline,) = plan.pipelines
@@ -61,7 +61,7 @@ def settle(job: Job, plan: Plan) -> tuple[Uniform, tuple[str, ...]]:
 
 
 def plan_of(job: Job, uniform: Uniform) -> Plan:
-    """The plan that says the same."""
+    """Return the plan with the same meaning."""
     names = stages_of(job.model, uniform.blocks)
     table: dict[str, Any] = {name: getattr(uniform.strategy, name) for name in _DEGREES}
     table |= {"recompute": uniform.strategy.recompute, "offload": msgspec.to_builtins(uniform.strategy.offload)}
@@ -71,7 +71,7 @@ def plan_of(job: Job, uniform: Uniform) -> Plan:
 
 
 def stages_of(model: Model, blocks: tuple[int, ...]) -> list[str]:
-    """The layers of stages that have so many blocks each.
+    """Return the layers of stages with these numbers of blocks.
 
     >>> stages_of(Model.preset("tiny-llama"), (1, 3))
     ['embed..block.0', 'block.1..head']
@@ -80,7 +80,7 @@ def stages_of(model: Model, blocks: tuple[int, ...]) -> list[str]:
 
 
 def _ours(plan: Plan) -> list[str]:
-    """What no framework but ours knows, wherever it stands."""
+    """Return the choices of a plan that only our framework has."""
     spans = [span for pipeline in plan.pipelines for stage in pipeline.stages for span in stage.spans]
     missing = []
     if any(span.swap for span in spans):
@@ -95,7 +95,7 @@ def _ours(plan: Plan) -> list[str]:
 
 
 def _strategy(job: Job, pipeline: Pipeline, missing: list[str]) -> Strategy:
-    """Degrees of most layers; of what saves memory the most that any layer does, so that the rest still fits."""
+    """Return the degrees of most layers, and the strongest memory savings of any, so that the rest still fits."""
     weight: Counter[tuple[Any, ...]] = Counter()
     spans: list[Span] = [span for stage in pipeline.stages for span in stage.spans]
     for span in spans:
@@ -112,7 +112,7 @@ def _strategy(job: Job, pipeline: Pipeline, missing: list[str]) -> Strategy:
 
 
 def _recompute(model: Model, spans: list[Span], missing: list[str]) -> Any:
-    """All that any layer repeats."""
+    """Return all operators that any layer recomputes."""
     said = {span.recompute for span in spans}
     if len(said) == 1:
         return said.pop()
@@ -128,7 +128,7 @@ def _recompute(model: Model, spans: list[Span], missing: list[str]) -> Any:
 
 
 def _blocks(model: Model, pipeline: Pipeline, missing: list[str]) -> tuple[int, ...]:
-    """Blocks of each stage; a cut inside a block moves behind it."""
+    """Return the blocks of each stage; a cut inside a block moves behind it."""
     starts = _block_starts(model)
     ends = [layer_range(model, stage.spans[-1].layers).stop for stage in pipeline.stages[:-1]]
     first, last = starts[0], _last_block_end(model)
@@ -144,7 +144,10 @@ def _blocks(model: Model, pipeline: Pipeline, missing: list[str]) -> tuple[int, 
 
 
 def _none_empty(model: Model, counts: list[int], missing: list[str]) -> tuple[int, ...]:
-    """Stages of less than a block may have lost it; only the first and the last have other layers to hold."""
+    """Return the blocks with none empty.
+
+    A stage of less than a block may have lost it; only the first and the last stage have other layers.
+    """
     cuts = _cuts(model, tuple(counts))
     if all(a < b for a, b in pairwise(cuts)):
         return tuple(counts)
@@ -170,7 +173,7 @@ def _last_block_end(model: Model) -> int:
 
 
 def _cuts(model: Model, blocks: tuple[int, ...]) -> list[int]:
-    """First layer of each stage, and the end."""
+    """Return the first layer of each stage, and the end."""
     starts, taken, cuts = _block_starts(model), 0, [0]
     for count in blocks[:-1]:
         taken += count

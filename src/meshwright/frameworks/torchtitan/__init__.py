@@ -1,7 +1,7 @@
 """torchtitan 0.3.0: a Python module whose function returns its `Trainer.Config`, and such functions as plans.
 
-That version is started with `--module MODULE --config FUNCTION`, and flags such as `--parallelism.tensor_parallel_degree 8`
-beside them (torchtitan/config/manager.py); it reads no file of another kind.
+That version is started with `--module MODULE --config FUNCTION`, and flags such as
+`--parallelism.tensor_parallel_degree 8` (torchtitan/config/manager.py); it reads no other kind of file.
 """
 
 from __future__ import annotations

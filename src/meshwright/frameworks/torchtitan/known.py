@@ -1,10 +1,10 @@
-"""What torchtitan 0.3.0 ships: models by flavour, and training configurations by function."""
+"""Contents of torchtitan 0.3.0: models by flavour, and training configurations by function."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-# Preset -> (module, flavour): torchtitan/models/*/__init__.py. The same number of parameters, tested against torchtitan.
+# Preset -> (module, flavour): torchtitan/models/*/__init__.py. Parameters are tested to be equal.
 FLAVORS: Final = {
     "llama3.2-1b": ("llama3", "1B"),
     "llama3.2-3b": ("llama3", "3B"),
@@ -25,12 +25,12 @@ FLAVORS: Final = {
     "deepseek-v2-lite": ("deepseek_v3", "16B"),
     "deepseek-v3": ("deepseek_v3", "671B"),
 }
-# Tokens that the rotary embedding of a module's flavours reaches; a longer sequence is refused (models/common/decoder.py).
+# Longest sequence of the rotary embedding in a module's flavours; a longer one is refused (models/common/decoder.py).
 LONGEST: Final = {"llama3": 131072, "qwen3": 40960, "deepseek_v3": 16384}
-# Flavour -> preset, where several presets share one the first listed.
+# Flavour -> preset; if several presets share one, the first listed.
 PRESETS: Final = {flavor: name for name, flavor in reversed(FLAVORS.items())}
 
-# Function of a config_registry -> what it sets that a plan or a job holds: torchtitan/models/*/config_registry.py.
+# Function of a config_registry -> its values for a plan or a job: torchtitan/models/*/config_registry.py.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     name: {
         "model_spec": flavor,

@@ -1,4 +1,4 @@
-"""The model in torchtitan's words: one of its flavours, or any Llama built from its parts."""
+"""Model for torchtitan: one of its flavours, or any Llama built from its parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.frameworks.torchtitan.known import FLAVORS
 from meshwright.models import Model
 from meshwright.models.presets import find_preset
 
-# Names below are torchtitan 0.3.0's (models/llama3/__init__.py); helpers with an underscore are all it has for this.
+# Names below are torchtitan 0.3.0's (models/llama3/__init__.py); it offers only these helpers with an underscore.
 _LLAMA = '''\
 def model_spec() -> ModelSpec:
     """{name}: a Llama of sizes that torchtitan has no flavour of."""
@@ -43,13 +43,13 @@ def model_spec() -> ModelSpec:
 
 
 def flavor_of(model: Model) -> tuple[str, str] | None:
-    """The module and flavour of a preset, if torchtitan has it."""
+    """Return the module and flavour of a preset, if torchtitan has it."""
     reference = model.reference
     return FLAVORS.get(find_preset(reference).name) if isinstance(reference, str) and reference else None
 
 
 def llama_text(model: Model, seq_len: int) -> str:
-    """The function that builds a Llama."""
+    """Return the function that builds a Llama."""
     config = _config(model)
     if config.get("model_type") != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
         kind = config.get("model_type", model.family)

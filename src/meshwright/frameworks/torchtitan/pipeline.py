@@ -1,4 +1,4 @@
-"""The pipeline of a torchtitan configuration: which layers each stage has, and the schedule by name or by table."""
+"""Read the pipeline of a torchtitan configuration: layers of each stage, and the schedule by name or table."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMES = {word.lower(): ours for ours, word in SCHEDULES.items()}
 
 
 def piped(fields: Fields, job: Job, short: dict[str, Any]) -> Plan:
-    """The plan of degrees and choices with its stages; without a pipeline the fields say nothing."""
+    """Return the plan of degrees and choices with its stages; without a pipeline the fields have no effect."""
     written = str(fields.raw(_P + "pipeline_parallel_schedule", "1F1B"))
-    name = written.lower()  # as PyTorch looks it up
+    name = written.lower()  # PyTorch's lookup ignores case
     table = fields.raw(_P + "pipeline_parallel_schedule_csv", "")
     parts, _ = fields.raw(_PARTS), fields.raw(_P + "pipeline_parallel_layers_per_stage")
     groups = short.pop("pp")
@@ -50,7 +50,7 @@ def piped(fields: Fields, job: Job, short: dict[str, Any]) -> Plan:
 
 
 def _named(fields: Fields, model: Model, parts: Any) -> list[int]:
-    """Layers of each part, which together are the model's in order."""
+    """Return the layers of each part; together they are the model's in order."""
     lists = isinstance(parts, list) and all(isinstance(part, list) for part in parts)
     if not lists or not all(isinstance(name, str) for part in parts for name in part):
         raise fields.wrong(_PARTS, "is no list of lists of names", "[['tok_embeddings', 'layers.0'], ...]")
@@ -74,7 +74,9 @@ def _dealt_by_itself(fields: Fields, model: Model, groups: int, single: bool) ->
 
 
 def dealt(blocks: int, stages: int, ends: list[int]) -> list[int]:
-    """How torchtitan deals layers out: embedding and head count as so many (distributed/pipeline_parallel.py).
+    """Return the layers as torchtitan divides them.
+
+    Embedding and head count as several blocks (distributed/pipeline_parallel.py).
 
     >>> dealt(32, 4, [1, 1])
     [8, 9, 8, 7]
@@ -87,7 +89,7 @@ def dealt(blocks: int, stages: int, ends: list[int]) -> list[int]:
 
 
 def _tabled(fields: Fields, job: Job, short: dict[str, Any], path: str) -> Plan:
-    """A schedule from a table of actions beside the configuration; one that has a name is called by it."""
+    """Return a plan with the schedule of an action table beside the configuration, by its name if it has one."""
     lines = read_text(path).splitlines()
     rows = tuple(tuple(cell.strip() for cell in line.split(",") if cell.strip()) for line in lines)
     virtual = short["virtual"]

@@ -1,4 +1,4 @@
-"""torchtitan's configuration as a plan."""
+"""Read torchtitan's configuration as a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.frameworks.torchtitan.pipeline import piped
 from meshwright.frameworks.torchtitan.source import table_of
 from meshwright.models import Model
 
-# Sections that say nothing about a plan (torchtitan/trainer.py, Trainer.Config), and fields of those that do.
+# Sections without effect on a plan (torchtitan/trainer.py, Trainer.Config), and such fields of other sections.
 KNOWN = (
     "module", "hf_assets_path", "dump_folder", "profiler.", "metrics.", "tokenizer.", "dataloader.", "optimizer.", "loss.",
     "lr_scheduler.", "checkpoint.", "comm.", "validator.", "debug.", "override.", "training.max_norm", "training.steps",
@@ -37,7 +37,7 @@ _P = "parallelism."
 
 
 def read(text: str, file: str, beside: Beside) -> Imported:
-    """A plan from a module, from flags, or from a saved configuration."""
+    """Return a plan from a module, from flags, or from a saved configuration."""
     fields = Fields(table_of(text, file), file)
     assumed: list[str] = []
     model = _model(fields, beside)
@@ -58,7 +58,7 @@ def read(text: str, file: str, beside: Beside) -> Imported:
 
 
 def _model(fields: Fields, beside: Beside) -> Model | None:
-    """The preset of a flavour; where several presets share it, the one that the user names."""
+    """Return the preset of a flavour; if several share it, the one that the user names."""
     flavor = fields.raw("model_spec")
     if not isinstance(flavor, tuple) or flavor not in PRESETS or (beside.model and flavor_of(beside.model) == flavor):
         return None
@@ -94,7 +94,7 @@ def _degrees(fields: Fields, beside: Beside) -> dict[str, Any]:
 
 
 def _batch(fields: Fields, beside: Beside, degrees: dict[str, Any], assumed: list[str]) -> tuple[int, int]:
-    """The global batch, and micro-batches per step."""
+    """Return the global batch, and micro-batches per step."""
     local, dp = fields.whole("training.local_batch_size", 8), degrees["dp"]
     total = fields.whole("training.global_batch_size", -1, least=-1)
     total = total if total > 0 else beside.batch or local * dp

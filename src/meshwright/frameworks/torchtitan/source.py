@@ -1,4 +1,4 @@
-"""What a user has written for torchtitan, as one table of dotted names: a module, flags, TOML or JSON. Nothing is run."""
+"""Read a user's torchtitan input as one table of dotted names: a module, flags, TOML or JSON. Nothing is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC"
 
 
 def table_of(text: str, file: str) -> dict[str, Any]:
-    """Dotted names and values, those of a configuration that it starts from included."""
+    """Return dotted names and values, those of the base configuration included."""
     if text.lstrip().startswith("{"):
         return _written_out(parse_json(text, file))
     if re.search(r"(?m)^\s*(def|from|import) ", text):
@@ -27,7 +27,7 @@ def table_of(text: str, file: str) -> dict[str, Any]:
 
 
 def _written_out(table: Any) -> dict[str, Any]:
-    """As torchtitan saves it (`debug.save_config_file`), or the TOML of versions before 0.2."""
+    """Return the names of a saved configuration (`debug.save_config_file`), or TOML of versions before 0.2."""
     found = flat(table)
     if "activation_checkpoint.mode" in found:
         found["activation_checkpoint"] = found.pop("activation_checkpoint.mode")
@@ -38,7 +38,10 @@ def _written_out(table: Any) -> dict[str, Any]:
 
 
 def _flags(text: str, file: str) -> dict[str, Any]:
-    """`--module llama3 --config llama3_8b --parallelism.tensor_parallel_degree 8`, in a script or alone."""
+    """Return the values of flags, in a script or alone.
+
+    An example is `--module llama3 --config llama3_8b --parallelism.tensor_parallel_degree 8`.
+    """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -91,7 +94,7 @@ def _literal(text: str) -> Any:
 
 
 def _started_from(name: str, file: str) -> dict[str, Any]:
-    """What one of torchtitan's own configurations sets."""
+    """Return the values that one of torchtitan's own configurations sets."""
     if not name:
         return {}
     if name not in CONFIGS:
@@ -101,7 +104,7 @@ def _started_from(name: str, file: str) -> dict[str, Any]:
 
 
 def _module(text: str, file: str) -> dict[str, Any]:
-    """The one function that makes a `Trainer.Config`, read without running it."""
+    """Return the values of the one function that makes a `Trainer.Config`, without running it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -136,7 +139,11 @@ def _makes_config(function: ast.FunctionDef) -> bool:
 
 
 def _statement(statement: ast.stmt, file: str) -> dict[str, Any]:
-    """`config = Trainer.Config(...)`, `config = llama3_8b()`, `config.training.seq_len = 8192`, or `return` of a call."""
+    """Return the values of one statement of the function.
+
+    Known are `config = Trainer.Config(...)`, `config = llama3_8b()`, `config.training.seq_len = 8192`, and `return` of
+    a call.
+    """
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target, value = _name(statement.targets[0]), statement.value
         if "." in target:
@@ -156,7 +163,7 @@ def _statement(statement: ast.stmt, file: str) -> dict[str, Any]:
 
 
 def _argument(name: str, value: ast.expr) -> dict[str, Any]:
-    """One argument: a section as its own names, anything else as its value."""
+    """Return one argument: a section as its own names, anything else as its value."""
     if name in {"model_spec", "loss", "dataloader", "optimizer"}:
         return {}
     if name == "activation_checkpoint":
@@ -173,7 +180,7 @@ def _converter(value: ast.expr) -> str:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, or the text of what has to be computed."""
+    """Return a literal, or the text of an expression."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
@@ -181,7 +188,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str:
-    """A dotted name, or nothing."""
+    """Return a dotted name, or ""."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

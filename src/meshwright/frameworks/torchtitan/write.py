@@ -1,4 +1,4 @@
-"""A plan as a Python module for torchtitan, and its schedule as a table where it has no name."""
+"""Write a plan as a Python module for torchtitan, and its schedule as a table if it has no name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TO_FILL = (
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A plan as torchtitan's configuration."""
+    """Return a plan as torchtitan's configuration."""
     draft = Draft.of(job, plan)
     grid = _narrow(draft)
     unnamed = _unnamed(plan.pipelines[0], draft)
@@ -44,7 +44,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _unnamed(given: Pipeline, draft: Draft) -> Schedule | None:
-    """A schedule that torchtitan has no name for: it runs a table of actions as they are."""
+    """Return a schedule without a name in torchtitan, which runs its action table unchanged."""
     uniform = draft.uniform
     if uniform.groups == 1:
         return None
@@ -77,13 +77,13 @@ def _narrow(draft: Draft) -> Grid:
     _offload(draft)
     _overlap(draft)
     flavor = flavor_of(draft.job.model)
-    draft.only_precision("bf16", "fp32", *(CONVERTERS if flavor else ()))  # converters are a registry's to apply
+    draft.only_precision("bf16", "fp32", *(CONVERTERS if flavor else ()))  # only a registry applies converters
     draft.only_optimizer("adamw", "adamw-16bit")
     return grid
 
 
 def _offload(draft: Draft) -> None:
-    """One switch: parameters, gradients and optimizer states on the host."""
+    """Set the one switch: parameters, gradients and optimizer states are offloaded."""
     offload = draft.uniform.strategy.offload
     if offload.optimizer and offload.parameters:
         draft.only_offload("optimizer", "parameters")
@@ -101,7 +101,7 @@ def _overlap(draft: Draft) -> None:
 
 
 def _module(draft: Draft, grid: Grid, table: bool) -> str:
-    """The text of the module."""
+    """Return the text of the module."""
     flavor = flavor_of(draft.job.model)
     spec = ""
     if flavor and draft.job.seq_len > LONGEST[flavor[0]]:
@@ -164,7 +164,7 @@ def _quantised(precision: str) -> str:
 
 
 def _call(name: str, arguments: dict[str, Any]) -> list[str]:
-    """A call, one argument a line, and of a list of lists one list a line."""
+    """Return a call, one argument per line, and a list of lists one list per line."""
     lines = [f"        {name}("]
     for key, value in arguments.items():
         if isinstance(value, list):
@@ -223,7 +223,7 @@ def _parallelism(draft: Draft, grid: Grid, table: bool) -> dict[str, Any]:
 
 
 def _modules(blocks: tuple[int, ...]) -> list[list[str]]:
-    """Names of torchtitan's modules, stage by stage."""
+    """Return the names of torchtitan's modules, stage by stage."""
     parts, taken = [], 0
     for count in blocks:
         parts.append([f"layers.{i}" for i in range(taken, taken + count)])

@@ -1,4 +1,4 @@
-"""Which function turns a Hugging Face config of which `model_type` into a chain of layers."""
+"""Table from the `model_type` of a Hugging Face config to the function that builds its layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Builder = Callable[[Fields], list[Layer]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How configs of one `model_type` are read."""
+    """Reader of the configs of one `model_type`."""
 
     build: Builder
     architectures: tuple[str, ...]  # classes whose parameters the builder counts
-    learned_positions: bool = False  # then no sequence is longer
-    longest: int = 0  # tokens, where the config does not say
+    learned_positions: bool = False  # a longer sequence is impossible
+    longest: int = 0  # tokens, if the config names no maximum
 
 
 FAMILIES: dict[str, Family] = {

@@ -38,7 +38,7 @@ def bert_layers(f: Fields) -> list[Layer]:
 
 
 def _pooler(hidden: int) -> Layer:
-    """tanh over the first token and the next-sentence classifier: parameters, next to no work."""
+    """Return tanh over the first token and the next-sentence classifier: parameters, next to no work."""
 
     def per_sample(name: str, n: int, *keeps: Kept) -> Op:
         dense = matmul(name, hidden, n, bias=True, cut="none", keeps=keeps)
@@ -49,7 +49,7 @@ def _pooler(hidden: int) -> Layer:
 
 
 def _masked_language_head(vocab: int, hidden: int, tied_to: str) -> Layer:
-    """Dense, GELU, norm, then the (tied) vocabulary projection, whose bias is its own."""
+    """Return dense, GELU, norm, then the (tied) vocabulary projection with its own bias."""
     kept = (Kept("transformed", 2 * hidden),)
     head = language_head(Place("head"), vocab, hidden, tied_to=tied_to)
     biases = vocab if tied_to else 2 * vocab  # an untied decoder has a bias beside the head's own

@@ -1,4 +1,4 @@
-"""Decoder-only language models: GPT-2 and GPT-3, BLOOM, and the Llama line with its relatives."""
+"""Decoder-only language models: GPT-2 and GPT-3, BLOOM, Llama and its relatives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chain(
     feed_forward: Callable[[int], LayerAt],
     end: list[Layer],
 ) -> list[Layer]:
-    """embed, then attention and feed-forward of every block, then the end."""
+    """Return the embedding, then attention and feed-forward of every block, then the end."""
     layers = [embed]
     for i in range(blocks):
         name = f"block.{i}"
@@ -52,12 +52,12 @@ def gpt2_layers(f: Fields) -> list[Layer]:
 
 
 def _pdrop(f: Fields, name: str) -> float:
-    """Return a rate of GPT-2, whose config class fills in what is absent."""
+    """Return a rate of GPT-2, whose config class has a default."""
     return f.fraction(name, default=0.1)
 
 
 def bloom_layers(f: Fields) -> list[Layer]:
-    """BLOOM: ALiBi instead of positions, a norm on the embedding."""
+    """Return the layers of BLOOM: ALiBi instead of positions, a norm on the embedding."""
     hidden, heads = f.integer("hidden_size", "n_embed"), f.integer("n_head", "num_attention_heads")
     vocab, blocks = f.integer("vocab_size"), f.layers("n_layer", "num_hidden_layers")
     f.divides("n_head", heads, "hidden_size", hidden)
@@ -70,7 +70,7 @@ def bloom_layers(f: Fields) -> list[Layer]:
 def _biased_decoder(
     f: Fields, embed: Layer, vocab: int, hidden: int, heads: int, width: int, blocks: int, dropout: float, scores: float
 ) -> list[Layer]:
-    """Layer norms, GELU and biases everywhere; the head is tied unless the config says otherwise."""
+    """Return layers with layer norms, GELU and biases; the head is tied unless the config says otherwise."""
     attention = Attention(
         hidden, heads, heads, hidden // heads, norm="layer", qkv_bias=True, out_bias=True, dropout=dropout,
         score_dropout=scores,
@@ -86,7 +86,10 @@ def _end(vocab: int, hidden: int, norm: NormKind, *, tied: bool) -> list[Layer]:
 
 
 def decoder_layers(f: Fields) -> list[Layer]:
-    """Llama and everything shaped like it: Mistral, Mixtral, Qwen2/2.5/3 dense and MoE, DeepSeek-V2/V3."""
+    """Return the layers of Llama and its relatives.
+
+    They are Mistral, Mixtral, Qwen2/2.5/3 (dense and MoE) and DeepSeek-V2/V3.
+    """
     hidden, vocab = f.integer("hidden_size"), f.integer("vocab_size")
     blocks = f.layers("num_hidden_layers")
     attention = _latent_attention(f, hidden) if "deepseek" in _type(f) else _grouped_attention(f, hidden)
@@ -96,7 +99,7 @@ def decoder_layers(f: Fields) -> list[Layer]:
     return chain(embedding(Place("embed"), vocab, hidden), blocks, attention, feed_forward, end)
 
 
-# What transformers' config classes fill in for a field that is absent (null means as many as heads).
+# Defaults of transformers' config classes for absent fields (null means as many as heads).
 _KV_HEADS = {"mistral": 8, "mixtral": 8, "qwen2": 32, "qwen2_moe": 16, "qwen3": 32, "qwen3_moe": 4}
 
 
@@ -133,7 +136,7 @@ def _grouped_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
 
 
 def _attention_bias(f: Fields) -> bool:
-    """Each family has its own switch; Mistral and Mixtral have none."""
+    """Return True if projections have biases; each family has its own switch, Mistral and Mixtral none."""
     family = _type(f)
     if family == "qwen2":
         return True
@@ -143,7 +146,10 @@ def _attention_bias(f: Fields) -> bool:
 
 
 def _window_of_layer(f: Fields) -> Callable[[int], int]:
-    """Mistral slides in every layer, Qwen only where the config switches it on and past `max_window_layers`."""
+    """Return the attention window of each layer.
+
+    Mistral slides in every layer, Qwen only where the config enables it and past `max_window_layers`.
+    """
     if _type(f) == "mistral" and not f.has("sliding_window"):
         return lambda _: 4096  # the default of its config class
     if f["sliding_window"] is None or (_type(f).startswith("qwen") and not f.flag("use_sliding_window", False)):
@@ -172,7 +178,7 @@ def _latent_attention(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
 
 
 def _feed_forward(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
-    """Which blocks are dense and which are mixtures, by each family's own switches."""
+    """Return the feed-forward layer of each block, dense or a mixture by the family's own switches."""
     family = _type(f)
     bias = f.flag("mlp_bias", False) if family == "llama" else False
     if family in {"llama", "mistral", "qwen2", "qwen3"}:
@@ -201,7 +207,7 @@ def _feed_forward(f: Fields, hidden: int) -> Callable[[int], LayerAt]:
 
 
 def _moe(f: Fields, hidden: int, width: int, experts: int, shared: int = 0, shared_gate: bool = False) -> Moe:
-    """`moe_capacity_factor` and `moe_bottleneck_size` are meshwright's own additions to the config."""
+    """Return a mixture; `moe_capacity_factor` and `moe_bottleneck_size` are meshwright's own config fields."""
     return Moe(
         hidden,
         width,

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config field by field, so that one message names everything that is wrong."""
+"""Read a Hugging Face config field by field, so that one message names everything that is wrong."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from meshwright.errors import InputError, shorten
 
-# Above this no real dimension lies; it stops a typo from becoming a planning run that never ends.
+# No real dimension is larger; a typo must not start a planning run that never ends.
 LARGEST = 10_000_000
 MOST_LAYERS = 10_000
 
 
 class Fields:
-    """A config with every read checked. Missing required fields are collected and reported together."""
+    """Config with every read checked. Missing required fields are collected and reported together."""
 
     def __init__(self, config: Mapping[str, Any], file: str = "") -> None:
         self._config = config
@@ -24,11 +24,11 @@ class Fields:
         return self._config.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the config mentions a field at all, be it as null."""
+        """Return True if the config mentions a field, even as null."""
         return name in self._config
 
     def integer(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """The first of `names` that is set (they are aliases), as a whole number in range."""
+        """Return the first of `names` (aliases) that is set, as a whole number in range."""
         for name in names:
             value = self._config.get(name)
             if value is None:
@@ -47,7 +47,7 @@ class Fields:
         return self.integer(*names, default=default, most=MOST_LAYERS)
 
     def fraction(self, *names: str, default: float = 0.0) -> float:
-        """A rate such as dropout; absent or null is the default."""
+        """Return a rate such as dropout; absent or null is the default."""
         for name in names:
             value = self._config.get(name)
             if value is None:
@@ -74,7 +74,7 @@ class Fields:
         return bool(value)
 
     def refuse_if(self, name: str) -> None:
-        """A switch whose parts are not described here: better refused than counted wrong."""
+        """Refuse a switch whose parts are not described here, rather than count wrongly."""
         if self.flag(name, False):
             raise InputError("true is not supported", file=self.file, field=name, valid="false")
 
@@ -95,7 +95,7 @@ class Fields:
             )
 
     def require_complete(self) -> None:
-        """Raise one error for every required field that was not there."""
+        """Raise one error for all missing required fields."""
         if self.missing:
             missing = ", ".join(dict.fromkeys(self.missing))
             family = self._config.get("model_type", "?")

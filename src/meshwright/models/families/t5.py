@@ -1,4 +1,4 @@
-"""T5: an encoder and a decoder in one chain; the encoder's output travels along the decoder."""
+"""T5: an encoder and a decoder in one chain; the decoder's layers pass on the encoder's output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def t5_layers(f: Fields) -> list[Layer]:
     layers.append(embedding(again, vocab, hidden, dropout_rate=dropout, tied_to="embed"))
     for i in range(decoders):
         block = f"decoder.block.{i}"
-        # The encoder's output travels along until the last cross attention has read it.
+        # Layers pass the encoder's output on until the last cross attention has read it.
         after = hidden if i < decoders - 1 else 0
         layers.append(attention(True, i == 0).layer(Place(f"{block}.attention", block, carried=hidden)))
         crossing = Place(f"{block}.cross_attention", block, opens_block=False, carried=after)

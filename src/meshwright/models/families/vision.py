@@ -74,13 +74,13 @@ def swin_layers(f: Fields) -> list[Layer]:
 
 
 def _labels(f: Fields) -> int:
-    """config.json files name the classes instead of counting them."""
+    """Return the number of classes; config.json files name them instead of counting them."""
     named = f["id2label"]
     return f.integer("num_labels", default=len(named) if isinstance(named, dict) and named else 2)
 
 
 def _patch_embedding(k: int, hidden: int, tokens: int, *, patches: int, extra: int, normed: bool = False) -> Layer:
-    """A strided convolution, which is one matrix product per patch; `extra`: positions, class token, norm."""
+    """Return a strided convolution: one matrix product per patch. `extra`: positions, class token, norm."""
     conv = matmul(
         "patches", k, hidden, bias=True, cut="none", keeps=(Kept("pixels", per_sample=k * patches, dtype="matmul"),)
     )
@@ -92,7 +92,7 @@ def _patch_embedding(k: int, hidden: int, tokens: int, *, patches: int, extra: i
 
 
 def _window_attention(f: Fields, block: str, width: int, heads: int, window: int, side: int) -> Layer:
-    """Each token attends inside its window: w^2 keys per query, on a grid padded to whole windows."""
+    """Return attention inside windows: w^2 keys per query, on a grid padded to whole windows."""
     size = min(window, side)
     padded = (-(-side // size) * size / side) ** 2  # tokens of the padded grid per token
     whole = Attention(
@@ -117,7 +117,7 @@ def _on_padded_grid(op: Op, factor: float) -> Op:
 
 
 def _patch_merging(name: str, width: int, side: int) -> Layer:
-    """Four neighbours become one token of twice the width: 4w -> 2w after a norm."""
+    """Return the layer that merges four neighbours into one token of twice the width: 4w -> 2w after a norm."""
     merged = (-(-side // 2)) ** 2
     reduce = matmul("reduce", 4 * width, 2 * width, cut="none")
     ops = (layer_input(4 * width), norm("norm", 4 * width, "layer"), reduce)
@@ -125,7 +125,7 @@ def _patch_merging(name: str, width: int, side: int) -> Layer:
 
 
 def _classifier(hidden: int, labels: int) -> Layer:
-    """One product per image, on the class token or the mean over tokens."""
+    """Return one product per image, on the class token or the mean over tokens."""
     kept = (Kept("pooled", per_sample=hidden), Kept("logits", per_sample=labels, dtype="fp32"))
     dense = matmul("classify", hidden, labels, bias=True, cut="none", keeps=kept)
     dense = replace(dense, flops_per_token=0.0, flops_per_sample=dense.flops_per_token)

@@ -1,4 +1,4 @@
-"""Models by name. Each preset is the shape part of a Hugging Face config, with its source."""
+"""Presets of models by name: the shape fields of a Hugging Face config, with their source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One entry of the catalogue of models."""
+    """Entry of the catalogue of models."""
 
     name: str
     title: str
@@ -27,7 +27,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every preset by name, families in alphabetical order, sizes as the files list them.
+    """Return every preset by name, families in alphabetical order, sizes as the files list them.
 
     >>> "deepseek-v3" in presets()
     True
@@ -53,7 +53,7 @@ def _by_spelling() -> dict[str, str]:
 
 
 def find_preset(name: str) -> Preset:
-    """By name or alias; an organisation before a slash, as on the Hugging Face hub, is ignored."""
+    """Return a preset by name or alias; an organisation before a slash, as on the Hugging Face hub, is ignored."""
     key = _by_spelling().get(plain(name.rsplit("/", 1)[-1]))
     if key is None:
         known = [*presets(), *(alias for p in presets().values() for alias in p.aliases)]

@@ -1,7 +1,7 @@
-"""The rules a plan must keep, one function each. A rule's name is the function's name with dashes.
+"""Rules that a plan must keep, one function each; a rule's name is the function's name with dashes.
 
-A rule yields what breaks it; `check` raises the first. Rules run in order and each may rely on the
-ones before it, so a plan is never measured against a layer or device that does not exist.
+A rule yields its violations; `check` raises the first. Rules run in order, and each may rely on the ones before it. A
+plan is therefore never checked against a missing layer or device.
 """
 
 from __future__ import annotations

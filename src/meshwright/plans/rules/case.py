@@ -1,4 +1,4 @@
-"""What a rule sees of a plan, and what it says when the plan breaks it."""
+"""Input and output of a rule: the plan with its job, and a violation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.plans.strategy import Span
 
 @dataclass(frozen=True)
 class Broken:
-    """One violation: where, what, and what would be valid."""
+    """One violation: the field, the problem, and valid values."""
 
     field: str
     problem: str
@@ -23,7 +23,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan with its job found, and every span beside its place in the document."""
+    """Plan with its job found, and every span beside its place in the document."""
 
     plan: Plan
     job: Job

@@ -1,4 +1,4 @@
-"""Rules about what is chosen beside the degrees: recomputation, swap, precision, memory, compression."""
+"""Rules on choices other than the degrees: recompute, swap, precision, memory, compression."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from meshwright.errors import InputError
 from meshwright.plans.rules.case import Broken, Case
 from meshwright.plans.spans import layer_range
 
-# What a device must have to compute in a precision; block-scaled 8-bit came with the 4-bit units.
+# Features a device needs for a precision; block-scaled 8-bit came with the 4-bit units.
 _NATIVE = {"tf32": "tf32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
 
 
 def recompute(case: Case) -> Iterator[Broken]:
-    """Operators named for recomputation exist in the span."""
+    """Check that operators named for recompute exist in the span."""
     for field, _, _, span in case.spans:
         if isinstance(span.recompute, str):
             continue
@@ -24,7 +24,7 @@ def recompute(case: Case) -> Iterator[Broken]:
 
 
 def swaps(case: Case) -> Iterator[Broken]:
-    """Swapped activations go to another stage on other devices."""
+    """Check that swapped activations go to another stage on other devices."""
     for field, pipeline, stage, span in case.spans:
         if span.swap is None:
             continue
@@ -38,7 +38,7 @@ def swaps(case: Case) -> Iterator[Broken]:
 
 
 def precision_supported(case: Case) -> Iterator[Broken]:
-    """Every device in use computes in the job's precision."""
+    """Check that every device in use computes in the job's precision."""
     wanted = case.job.precision
     for _, _, stage in case.stages:
         for device in case.job.cluster.kinds(stage.ranks):
@@ -52,7 +52,7 @@ def precision_supported(case: Case) -> Iterator[Broken]:
 
 
 def memory_known(case: Case) -> Iterator[Broken]:
-    """The memory of every device in use is known, so that a plan can be told to fit."""
+    """Check that the memory of every device in use is known; without it the fit cannot be checked."""
     for field, _, stage in case.stages:
         for device in case.job.cluster.kinds(stage.ranks):
             if device.memory <= 0:
@@ -72,7 +72,7 @@ def memory_known(case: Case) -> Iterator[Broken]:
 
 
 def compressed_layers(case: Case) -> Iterator[Broken]:
-    """Compression names layers the model has, each at most once."""
+    """Check that compression names layers of the model, each at most once."""
     taken: dict[int, int] = {}
     for i, rule in enumerate(case.plan.compression):
         try:

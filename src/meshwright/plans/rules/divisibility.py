@@ -1,4 +1,4 @@
-"""Rules about what divides what: heads, widths, experts, the sequence, the replicas."""
+"""Rules on divisibility: heads, widths, experts, the sequence, the replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.plans.strategy import Span
 
 
 def tensor_parallel(case: Case) -> Iterator[Broken]:
-    """Layers that came without known operators run whole: no tensor or sequence cut."""
+    """Check that layers without known operators run whole: no tensor or sequence cut."""
     for field, _, _, span in case.spans:
         if span.tp * span.ulysses * span.ring == 1:
             continue
@@ -22,7 +22,10 @@ def tensor_parallel(case: Case) -> Iterator[Broken]:
 
 
 def heads(case: Case) -> Iterator[Broken]:
-    """tp x ulysses divides the attention heads, and divides or is divided by the key/value heads."""
+    """Check that tp x ulysses divides the attention heads.
+
+    It must also divide the key/value heads, or be a multiple of them.
+    """
     for field, _, _, span in case.spans:
         cut = span.tp * span.ulysses
         for layer in case.layers(span):
@@ -40,7 +43,7 @@ def heads(case: Case) -> Iterator[Broken]:
 
 
 def widths(case: Case) -> Iterator[Broken]:
-    """tp divides the width of every feed-forward layer, etp that of every expert."""
+    """Check that tp divides the width of every feed-forward layer, and etp that of every expert."""
     for field, _, _, span in case.spans:
         for layer in case.layers(span):
             if broken := _width(field, span, layer):
@@ -61,7 +64,7 @@ def _width(field: str, span: Span, layer: Layer) -> Broken | None:
 
 
 def experts(case: Case) -> Iterator[Broken]:
-    """ep divides the experts, and the expert grid folds onto the stage's devices."""
+    """Check that ep divides the experts, and that the expert grid folds onto the stage's devices."""
     has_experts = any(layer.experts for layer in case.job.model.layers)
     for field, _, _, span in case.spans:
         if span.ep * span.etp > 1 and not has_experts:
@@ -79,7 +82,7 @@ def experts(case: Case) -> Iterator[Broken]:
 
 
 def sequence(case: Case) -> Iterator[Broken]:
-    """The sequence divides by everything that cuts it; a ring needs two pieces per device to balance a causal mask."""
+    """Check that all cuts divide the sequence; a ring needs two pieces per device to balance a causal mask."""
     for field, _, _, span in case.spans:
         if span.sp and span.tp == 1:
             yield Broken(f"{field}.sp", "sequence parallelism needs tensor parallelism", "false, or tp above 1")
@@ -93,7 +96,7 @@ def sequence(case: Case) -> Iterator[Broken]:
 
 
 def zero_groups(case: Case) -> Iterator[Broken]:
-    """A ZeRO group is a part of the replicas, and only ZeRO has one."""
+    """Check that a ZeRO group is a part of the replicas, and that only ZeRO has one."""
     for field, _, _, span in case.spans:
         if span.zero_group and not span.zero:
             yield Broken(f"{field}.zero_group", "is set, but zero is 0", "0, or a zero level of 1 to 3")

@@ -1,4 +1,4 @@
-"""Rules about what lies where: layers on stages, stages on devices, samples on replicas, stages in a schedule."""
+"""Rules on layout: layers on stages, stages on devices, samples on replicas, stages in a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.plans.strategy import DEFAULT_ORDER, Span
 
 
 def layer_names(case: Case) -> Iterator[Broken]:
-    """Every span names layers the model has."""
+    """Check that every span names layers of the model."""
     for field, _, _, span in case.spans:
         try:
             case.layers(span)
@@ -22,7 +22,7 @@ def layer_names(case: Case) -> Iterator[Broken]:
 
 
 def layer_cover(case: Case) -> Iterator[Broken]:
-    """Every layer is in exactly one stage, in the model's order."""
+    """Check that every layer is in exactly one stage, in the model's order."""
     layers = case.job.model.layers
     for p, pipeline in enumerate(case.plan.pipelines):
         following = 0
@@ -46,7 +46,7 @@ def layer_cover(case: Case) -> Iterator[Broken]:
 
 
 def device_sets(case: Case) -> Iterator[Broken]:
-    """Devices exist, and two stages share either all their devices (virtual stages) or none."""
+    """Check that devices exist, and that two stages share all their devices (virtual stages) or none."""
     total = case.job.cluster.devices
     sets: dict[tuple[int, ...], int] = {}  # each set of devices once, so that stages compare by number
     owners: dict[int, tuple[str, str, int, int]] = {}
@@ -71,7 +71,7 @@ def device_sets(case: Case) -> Iterator[Broken]:
 
 
 def degrees(case: Case) -> Iterator[Broken]:
-    """dp x tp x ulysses x ring is the number of devices of the stage."""
+    """Check that dp x tp x ulysses x ring is the number of devices of the stage."""
     for field, _, stage, span in case.spans:
         if span.devices != len(stage.ranks):
             product = f"dp {span.dp} x tp {span.tp} x ulysses {span.ulysses} x ring {span.ring} = {span.devices}"
@@ -81,7 +81,7 @@ def degrees(case: Case) -> Iterator[Broken]:
 
 
 def axis_order(case: Case) -> Iterator[Broken]:
-    """`order` names each axis once."""
+    """Check that `order` names each axis once."""
     for field, _, _, span in case.spans:
         if sorted(span.order) != sorted(DEFAULT_ORDER):
             yield Broken(
@@ -90,7 +90,7 @@ def axis_order(case: Case) -> Iterator[Broken]:
 
 
 def schedule(case: Case) -> Iterator[Broken]:
-    """The schedule fits the stages: how many there are per device group, and in which order they visit the groups."""
+    """Check that the schedule fits the number of stages per device group, and their order over the groups."""
     for p, pipeline in enumerate(case.plan.pipelines):
         yield from _schedule_shape(f"pipelines[{p}]", pipeline)
 
@@ -126,7 +126,7 @@ def _schedule_groups(place: str, pipeline: Pipeline) -> Iterator[Broken]:
 
 
 def _schedule_batches(place: str, pipeline: Pipeline, groups: int) -> Iterator[Broken]:
-    """The micro-batches fit the schedule: its rounds, its stages, or its table."""
+    """Check that the micro-batches fit the schedule: its rounds, its stages, or its table."""
     schedule, stages, count = pipeline.schedule, len(pipeline.stages), pipeline.micro_batches
     if schedule.name == "custom":
         for row, problem in table_faults(schedule, stages, count):
@@ -140,7 +140,7 @@ def _schedule_batches(place: str, pipeline: Pipeline, groups: int) -> Iterator[B
 
 
 def batch(case: Case) -> Iterator[Broken]:
-    """Pipelines share out the global batch, micro-batches the pipeline's, replicas the micro-batch."""
+    """Check that pipelines divide the global batch, micro-batches the pipeline's, replicas the micro-batch."""
     total = sum(pipeline.batch for pipeline in case.plan.pipelines)
     if total != case.job.global_batch:
         problem = f"the pipelines train on {total} samples, the job has {case.job.global_batch}"

@@ -1,12 +1,12 @@
-"""Seconds and bytes of candidates, and bounds that no plan can beat.
+"""Seconds and bytes of candidates, and lower bounds on any plan.
 
-- `dominance`: grids that another one beats in every respect, left out before anything else is done with them
-- `layer_times`: grids with nothing repeated, sharded or offloaded
-- `lower_bounds`: seconds below which no plan of a shape can be, for many choices and several cuts at once
-- `memory_fit`: the best way to run one device group
+- `dominance`: grids that another grid dominates, dropped before they are priced
+- `layer_times`: times of grids without recompute, sharding or offload
+- `lower_bounds`: lower bounds on a shape's plans, for many choices and several cuts at once
+- `memory_fit`: the best modes of one device group
 - `pipeline_shapes`: pipelines of one shape
-- `prices`: what every sort of layer costs under every choice
-- `pruning`: a first look at choices
-- `relaxation`: what memory costs at least
+- `prices`: cost of every kind of layer under every choice
+- `pruning`: cheap bounds that drop choices early
+- `relaxation`: lower bound on the cost of memory
 - `step_time`: the time of a step for many candidates at once
 """

@@ -1,11 +1,12 @@
-"""Grids that another one beats in every respect, left out before anything else is done with them.
+"""Drop grids that another grid dominates, before they are priced.
 
-Compared are grids of as many devices and samples with the same tensor parallelism, whose replicas lie alike: they hold
-the same weights and states, sum gradients over the same links, and fold experts in the same ways, so that no ZeRO level
-or offload sets them apart. What differs is how tokens are divided: by sample, by head or by place in the sequence. A
-grid that takes no more time or memory for any layer, whatever is repeated, can do all that the other can: the same
-layers repeat the same, as much fits, and no pass takes longer. (A longer pass hides more of the gradients behind it, by
-no more than it is longer; the longest path through a pipeline has that pass on it.)
+Compared grids have equal devices and samples, equal tensor parallelism, and replicas on the same links. They hold the
+same weights and states, reduce gradients over the same links, and fold experts equally. No ZeRO level or offload
+therefore separates them. They differ in how tokens are divided: by sample, by head or by position in the sequence.
+
+A grid dominates if no layer takes more time or memory, whatever is recomputed. It can then do all that the other can:
+the same layers recompute the same, as much fits, and no pass takes longer. (A longer pass overlaps more gradients, but
+by no more than it is longer, and it lies on the pipeline's longest path.)
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from meshwright.search.space.grids import Grids
 
 Array = Any
 _CONTEXT: tuple[Axis, ...] = ("ulysses", "ring")  # axes that divide a sample's tokens
-_ALIKE = 1e-12  # of a trait: differences that come from rounding
-_LEADERS = 6  # fastest grids of those alike, which the others are compared with
+_ALIKE = 1e-12  # relative difference of traits that comes from rounding
+_LEADERS = 6  # fastest grids of a class, which the others are compared with
 
 
 def needless(grids: Grids, site: StagePlacement) -> dict[int, Array]:
-    """By a prime factor: grids that could divide samples instead of the tokens of each, so many times less of it.
+    """Return, by prime factor, the grids that could divide samples by it instead of each sample's tokens.
 
-    With as many times the samples each, they are beaten by the grid with as many times the replicas: a device has the
-    same tokens, and more of them are of one sample, so that fewer keys and values travel, over the same links.
+    With that factor more samples per replica, the grid with that factor more replicas dominates them. A device has the
+    same tokens, more of them from one sample, so fewer keys and values are communicated over the same links.
     """
     found, links = {}, [*meeting(grids, site, "tp"), *_near(grids, site)]
     for factor in (2, 3, 5, 7):
@@ -60,14 +61,14 @@ def _degrees(grids: Grids) -> list[Array]:
 
 
 def _near(grids: Grids, site: StagePlacement) -> list[Array]:
-    """How many replicas of the weights each tier of links joins."""
+    """Return the number of weight replicas that each tier of links joins."""
     return [inside(grids, ("ulysses", "ring", "dp"), tier.span) for tier in site.fabric.tiers[:-1]]
 
 
 def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site: StagePlacement) -> Array:
-    """Rows that none of the fastest of those like them beats, in order.
+    """Return the rows that none of the fastest in their class dominates, in order.
 
-    `back`: the kind of every choice (`timed.alike`); `traits` of (trait, kind), less is better; `seconds` of each kind.
+    `back`: the kind of every choice (`layer_times.alike`). `traits` of (trait, kind): less is better. `seconds`: per kind.
     """
     g = choices.grids
     first, group = kinds(g.devices, choices.micro_batch, g.tp, g.sp, *meeting(g, site, "tp"), *_near(g, site))
@@ -76,7 +77,7 @@ def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site:
     sizes = np.diff(starts, append=len(order))
     kept, count = np.ones(len(order), dtype=bool), traits.shape[1]
     for place in range(_LEADERS):
-        lead = order[np.minimum(starts + place, starts + sizes - 1)]  # of every group
+        lead = order[np.minimum(starts + place, starts + sizes - 1)]  # per class
         rows = np.flatnonzero(kept & kept[lead[group]])
         rows = rows[lead[group[rows]] != rows]
         pairs, which = np.unique(back[lead[group[rows]]] * count + back[rows], return_inverse=True)
@@ -87,19 +88,19 @@ def unbeaten(choices: Choices, back: Array, traits: Array, seconds: Array, site:
 
 
 def traits_of(job: Job, chain: Chain, choices: Choices, site: StagePlacement, recomputes: Sequence[Recompute]) -> Array:
-    """(trait, choice): seconds and bytes of every sort of layer with attention, whatever is repeated.
+    """Return (trait, choice): seconds and bytes of every kind of layer with attention, under any recompute.
 
-    Others take the same for all choices with as many tokens on a device.
+    Other layers cost the same for all choices with equal tokens per device.
     """
-    ways = priced(choices, job, site.fabric, site.runtime)
-    cut, count, rows = ways.cut, len(choices), [np.zeros(len(choices))]
+    configs = priced(choices, job, site.fabric, site.runtime)
+    cut, count, rows = configs.cut, len(choices), [np.zeros(len(choices))]
     for layer in filter(attends, chain.sorts):
-        time = layer_times(layer, cut, site.chip, site.fabric, site.runtime, ways.place, recomputes)
+        time = layer_times(layer, cut, site.chip, site.fabric, site.runtime, configs.place, recomputes)
         kept = [layer.kept_bytes(cut, r) for r in recomputes]
         whole = layer.kept_bytes(cut, "none")
         talks: Array = sum(t.forward for t in time.transfers.values())
-        meets: Array = np.where(talks > 0, 1.0, 0.0)  # with others, for whom it waits
-        weight = time.work.weight_gradient  # the same, or what waits for it may differ either way
+        meets: Array = np.where(talks > 0, 1.0, 0.0)  # 1 where a device waits for others
+        weight = time.work.weight_gradient  # must be equal, or the tensors that wait for it may differ either way
         rows += [
             time.forward, *time.backward, weight, -weight, time.work.kernels, *kept, *(whole - some for some in kept),
             meets, gradient_bytes([layer], cut, site.runtime), layer.input_bytes(cut), layer.output_bytes(cut),

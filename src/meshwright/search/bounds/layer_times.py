@@ -1,4 +1,4 @@
-"""Grids with nothing repeated, sharded or offloaded: seconds of every sort of layer, priced once for grids alike."""
+"""Times of every kind of layer on grids without recompute, sharding or offload, priced once per equal grids."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ Array = Any
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Arrays of (sort, choice)."""
+    """Layer times as arrays of (sort, choice)."""
 
     choices: Choices
     forward: Array  # seconds of one micro-batch
     backward: Array
-    through: Array  # of the backward pass, what the layers before wait for
-    passed_on: Array  # bytes handed to the next layer
+    through: Array  # the part of the backward pass that earlier layers wait for
+    passed_on: Array  # bytes passed to the next layer
 
     @cached_property
     def columns(self) -> Columns:
-        """What bounds need of every choice."""
+        """Columns that bounds need of every choice."""
         return self.forward, self.backward, self.backward - self.through, self.passed_on
 
     def take(self, rows: Array) -> LayerTimes:
-        """Of some of the choices."""
+        """Return the times of some choices."""
         arrays = (self.forward, self.backward, self.through, self.passed_on)
         return LayerTimes(self.choices.take(rows), *(array[:, rows] for array in arrays))
 
 
 def timed(job: Job, chain: Chain, choices: Choices, site: StagePlacement) -> LayerTimes:
-    """Time all choices; data parallelism does not matter, so that few of them differ."""
+    """Time all choices; data parallelism does not matter, so few of them differ."""
     return LayerTimes(choices, *all_passes(job, chain, choices, site, range(len(chain.sorts))))
 
 
 def all_passes(
     job: Job, chain: Chain, choices: Choices, site: StagePlacement, sorts: Iterable[int]
 ) -> tuple[Array, ...]:
-    """As `passes_of` gives them, with choices that are alike for a sort of layer timed once."""
+    """Return the result of `passes_of`, with choices that are equal for a kind of layer timed once."""
     found = tuple(np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
     for same in (alike, alike_tokens, alike_experts):
         mine = [i for i in sorts if _same(chain.sorts[i]) is same]
@@ -63,27 +63,29 @@ def all_passes(
 
 
 def alike(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
-    """Choices that are the first of their kind, and the kind of every choice: they cut all layers but those of experts
-    alike and meet the same links, whatever their data parallelism."""
+    """Return the first choice of each kind, and the kind of every choice.
+
+    Choices of a kind cut all layers except experts equally and use the same links, with any data parallelism.
+    """
     g = choices.grids
     links = [part for axis in ("tp", "ulysses", "ring") for part in meeting(g, site, axis)]
     return kinds(g.tp, g.sp, g.ulysses, g.ring, choices.samples, *links)
 
 
 def alike_tokens(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
-    """The same for layers without attention: they depend on how many tokens a device has, not on what cuts them."""
+    """Return (first rows, kinds) for layers without attention, which depend only on the tokens per device."""
     g = choices.grids
     return kinds(g.tp, g.sp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
 
 
 def alike_experts(choices: Choices, site: StagePlacement) -> tuple[Array, Array]:
-    """The same for layers of experts."""
+    """Return (first rows, kinds) for layers of experts."""
     g = choices.grids
     return kinds(g.tp, g.sp, g.ep, g.etp, choices.samples / (g.ulysses * g.ring), *meeting(g, site, "tp"))
 
 
 def attends(layer: Layer) -> bool:
-    """Whether it matters to a layer how a sample's tokens are divided, and not only how many a device has."""
+    """Return True if a layer depends on how a sample's tokens are divided, beyond the number per device."""
     return bool(layer.heads) or any(op.kind == "attention" or any(k.heads for k in op.keeps) for op in layer.ops)
 
 
@@ -92,7 +94,7 @@ def _same(layer: Layer) -> Callable[[Choices, StagePlacement], tuple[Array, Arra
 
 
 def kinds(*parts: Array) -> tuple[Array, Array]:
-    """Rows that are the first of their kind, and the kind of every row; rows of a kind agree in all parts."""
+    """Return the first row of each kind, and the kind of every row; rows of a kind agree in all parts."""
     key = np.zeros(len(parts[0]), dtype=np.int64)
     for part in parts:
         count, index = _numbered(part)
@@ -102,7 +104,7 @@ def kinds(*parts: Array) -> tuple[Array, Array]:
 
 
 def _numbered(part: Array) -> tuple[int, Array]:
-    """How many different values there are, and the number of each row's."""
+    """Return the number of different values, and the index of each row's value."""
     if part.dtype.kind in "iub" and len(part) and part.max() < len(part) + 1000:  # degrees: no need to sort
         number = np.cumsum(np.bincount(part) > 0) - 1
         return int(number[-1]) + 1, number[part]
@@ -111,7 +113,7 @@ def _numbered(part: Array) -> tuple[int, Array]:
 
 
 def meeting(grids: Grids, site: StagePlacement, axis: Axis) -> Iterator[Array]:
-    """How many members of an axis each tier of links joins: what decides the time of its collectives."""
+    """Yield the members of an axis that each tier of links joins, which decide the time of its collectives."""
     for tier in site.fabric.tiers[:-1]:
         yield np.clip(tier.span // grids.strides[axis], 1, getattr(grids, axis))
 
@@ -119,15 +121,18 @@ def meeting(grids: Grids, site: StagePlacement, axis: Axis) -> Iterator[Array]:
 def passes_of(
     job: Job, chain: Chain, choices: Choices, site: StagePlacement, sorts: Iterable[int]
 ) -> tuple[Array, ...]:
-    """(sort, choice): seconds of both passes with nothing repeated, the backward pass without gradients of weights, and
-    bytes passed on; zero for other sorts."""
-    ways = priced(choices, job, site.fabric, site.runtime)
+    """Return arrays of (sort, choice), zero for sorts not asked for.
+
+    They are the seconds of both passes without recompute, the backward pass without weight gradients, and bytes passed
+    on.
+    """
+    configs = priced(choices, job, site.fabric, site.runtime)
     forward, backward, through, passed_on = (np.zeros((len(chain.sorts), len(choices))) for _ in range(4))
     for i in sorts:
         layer = chain.sorts[i]
-        time = layer_time(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place)
-        passes = layer_passes(layer, time, ways, site)
+        time = layer_time(layer, configs.cut, site.chip, site.fabric, site.runtime, configs.place)
+        passes = layer_passes(layer, time, configs, site)
         forward[i], backward[i] = (passes.total(when) for when in PASSES)
         through[i] = np.maximum(backward[i] - time.work.weight_gradient, 0.0)
-        passed_on[i] = layer.output_bytes(ways.cut)
+        passed_on[i] = layer.output_bytes(configs.cut)
     return forward, backward, through, passed_on

@@ -1,7 +1,10 @@
-"""Seconds below which no plan of a shape can be, for many choices and several cuts at once.
+"""Lower bounds on the seconds of a shape's plans, for many choices and several cuts at once.
 
-Three bounds, each higher and dearer than the one before: with the bubble of the schedule; with the memory of all
-devices in one pool as well; with the memory of each group of devices.
+There are three, each higher and costlier than the one before:
+
+- the bubble of the schedule
+- also the memory of all devices in one pool
+- the memory of each device group
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ Array = Any
 
 
 def shortest(shape: Shape, early: Array) -> Array:
-    """The least part of all groups' work in which a pipeline ends, whatever its cuts.
+    """Return the least part of all groups' work in which a pipeline can end, for any cuts.
 
-    A group begins when those before it have passed the first micro-batch on: V >= t_1 + .. + t_(k-1) + m t_k for each
-    group k. The sum of all t is largest where all are equalities: t_k = t_1 (1 - 1/m)^(k-1), V = m t_1. Where only the
-    forward pass stands before a group, it is the part `early` of t.
+    A group begins when those before it have passed on the first micro-batch: V >= t_1 + .. + t_(k-1) + m t_k for each
+    group k. The sum of all t is largest where all are equalities: t_k = t_1 (1 - 1/m)^(k-1), V = m t_1. If only the
+    forward pass precedes a group, it is the part `early` of t.
     """
     p, m = shape.groups, shape.micro_batches
     if shape.schedule.virtual > 1:
@@ -44,26 +47,26 @@ def shortest(shape: Shape, early: Array) -> Array:
 
 
 def quick_seconds(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> Array:
-    """(cuts, choice): no plan is faster: what stands before a group, and its work; nothing is repeated or sent."""
+    """Return bounds of (cuts, choice): the time before a group plus its work, without recompute and sends."""
     forward, backward = columns[:2]
     groups, count = shape.groups, forward.shape[1]
     work = shape.micro_batches * cuts.held[:, stages_of(shape)].sum(axis=2)  # (cuts, group, sort)
-    before = np.zeros_like(work)  # what must pass the first micro-batch on before the group begins
+    before = np.zeros_like(work)  # time of the first micro-batch before the group begins
     np.cumsum(cuts.held[:, : groups - 1], axis=1, out=before[:, 1:])
     both = forward + backward
-    # Where gradients of weights wait, others may end before it; else the last micro-batch comes back through them.
+    # Delayed weight gradients let other groups end earlier; else the last micro-batch comes back through them.
     split = shape.schedule.name in SPLIT
     done = summed(work, both) + summed(before, forward) if split else summed(work + before, both)
     return setting.total(shape, done.max(axis=1)).reshape(len(cuts), count)
 
 
 def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, extra: Array) -> Array:
-    """(cuts, choice): no plan is faster, as if nothing had to be repeated but what `pooled_extra` says."""
+    """Return bounds of (cuts, choice), with no recompute beyond `pooled_extra`."""
     free = free_times(setting, shape, cuts, table.columns)
     late, update = ending(setting, shape, cuts, table, free)
     busy, paths = busy_ends(shape.schedule, shape.groups, shape.micro_batches, free)
     done = joined(passed_up(shape.schedule, shape.micro_batches, busy, paths), late, update)
-    # Every group works until its end, and longer where memory is short: so late is their mean at least.
+    # Every group works until its end, longer if memory is short, so their mean is a bound.
     mean = setting.total(shape, (busy + late + update).mean(axis=1)).reshape(len(cuts), -1)
     return np.maximum(setting.total(shape, done).reshape(len(cuts), -1), mean + setting.longer(shape, extra))
 
@@ -71,10 +74,10 @@ def plain_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, e
 def pooled_extra(
     setting: Setting, shape: Shape, cuts: Family, table: Prices, rows: Array = slice(None)
 ) -> tuple[Array, Array]:
-    """(cuts, choice): seconds per micro-batch that all groups together lose at least, where each is short of memory;
-    and how many of them once the groups have begun to go back. Of some rows of a table.
+    """Return (cuts, choice): least seconds per micro-batch that memory costs all groups together.
 
-    The sum of what `_memory_asks` says of every group at the same prices, which takes no arrays of groups.
+    The second array is the part of them after the groups have begun their backward passes. `rows` selects rows of a
+    table. The result sums `_memory_asks` over groups at the same prices, without arrays of groups.
     """
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)  # (group,)
@@ -82,7 +85,7 @@ def pooled_extra(
     priced = table.relaxed.take(rows).near(most / shape.micro_batches)
     held = cuts.held[:, stages_of(shape)]
     weights = (held * (alive_ / most[:, None])[..., None]).sum(axis=(1, 2))  # (cuts, sort)
-    per_state = (held.sum(axis=2) / most[:, None]).sum(axis=1)  # (cuts, sort): bytes of states by what a byte is worth
+    per_state = (held.sum(axis=2) / most[:, None]).sum(axis=1)  # (cuts, sort): layers, weighted by price
     moment = table.moment[..., rows].min(axis=(0, 1)) + table.buffers[rows]
     left = (1 / most).sum() * (room.memory - room.overhead - room.loose * moment) - per_state @ table.states[:, rows]
     if keeps_received(setting, shape):
@@ -91,19 +94,19 @@ def pooled_extra(
     part = np.minimum(most / shape.micro_batches, 1.0).max()
     every, movable, moved = setting.chain.counts[-1], table.movable[:, rows], 0.0
     longest = every @ priced.longest
-    if movable.any():  # as if as much were alive everywhere as where most is: that is no more
+    if movable.any():  # as if every group had as many micro-batches in flight as the fullest: a lower bound
         slower = table.update_away[:, rows]
         moved = every @ movable * _away_price(setting, shape, away_rate(movable, slower), priced, most.max())[:, None]
         longest = longest + every @ slower / shape.micro_batches
     extra, after = _asked(priced, weights, left / room.loose, host, part, moved)
-    return np.where(extra > longest, np.inf, extra), after  # what no modes can cost: it does not fit
+    return np.where(extra > longest, np.inf, extra), after  # beyond the cost of any modes: it does not fit
 
 
 def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, limit: float) -> Array:
-    """(cuts, choice): no plan is faster; infinite where nothing fits.
+    """Return bounds of (cuts, choice); infinite where nothing fits.
 
-    First as if nothing had to be repeated; for those below the limit, with the least that memory asks for if layers
-    could be mixed in any proportion (the lower hull of seconds over bytes).
+    The first bound has no recompute. Choices below the limit get a second one with the least cost of memory, as if
+    layers could be mixed in any proportion (the lower hull of seconds over bytes).
     """
     size = (len(cuts), len(table.choices))
     free = free_times(setting, shape, cuts, table.columns)
@@ -116,11 +119,11 @@ def least_seconds(setting: Setting, shape: Shape, cuts: Family, table: Prices, l
     *asked, possible = _memory_asks(setting, shape, cuts, table.take(near))
     wide = (np.arange(len(cuts))[:, None] * size[1] + near).reshape(-1)
     done = least_ends(shape.schedule, shape.groups, shape.micro_batches, pick(free, wide), *asked)
-    # Longer passes hide more of what ends the step, second for second, but for what contention leaves of each.
+    # Longer passes overlap more of the update, second for second, less contention.
     hidden = np.minimum((1 - setting.constants.contention) * asked[0], late[wide])
     ends = done + late[wide] - hidden
     exact = joined(ends, 0.0, update[wide])
-    if table.movable.any():  # what is asked for may be updates, which other groups wait for only if they end later
+    if table.movable.any():  # the cost may be updates; other groups wait for those only if they end later
         may = np.tile((table.movable[:, near] > 0).any(axis=0), len(cuts))
         exact = np.where(may, (ends + update[wide]).max(axis=1), exact)
     exact = np.where(possible, setting.total(shape, exact), np.inf)
@@ -133,7 +136,7 @@ def joined(done: Array, late: Array, update: Array) -> Array:
 
 
 def free_times(setting: Setting, shape: Shape, cuts: Family, columns: Columns) -> StageTimes:
-    """Times of all stages from those of (sort, choice): candidates are cuts x choices."""
+    """Return the times of all stages from those of (sort, choice): candidates are cuts x choices."""
     forward, backward, weight, passed_on = columns
     chain, count = setting.chain, forward.shape[1]
 
@@ -149,10 +152,10 @@ def ending(
     setting: Setting, shape: Shape, cuts: Family, table: Prices, times: StageTimes,
     tied: dict[int, Array] | None = None, away: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """(candidate, group): what gradients and parameters delay each group, and its update.
+    """Return (candidate, group): the exposed seconds of gradients and parameters, and the update.
 
-    `tied`: seconds in which gradients of tied weights travel to their own layer, by group. `away`: the part of what is
-    movable that is on the host; nothing if not said.
+    `tied`: seconds of communication for gradients of tied weights, by group. `away`: the offloaded part of the movable
+    states, by default none.
     """
     held = cuts.held[:, stages_of(shape)].sum(axis=2)
     present = held > 0
@@ -161,7 +164,7 @@ def ending(
         return (per_sort.T @ held.transpose(0, 2, 1)).reshape(-1, shape.groups)
 
     def once(per_sort: Array) -> Array:
-        """Latency does not depend on how much a layer holds, so that few rows differ."""
+        """Return the latency of a group; it does not depend on the size of a layer, so few rows differ."""
         most = np.zeros((len(cuts), per_sort.shape[1], shape.groups))
         alike: dict[bytes, list[int]] = {}
         for i, row in enumerate(per_sort):
@@ -187,8 +190,11 @@ def ending(
 
 
 def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) -> tuple[Array, Array, Array]:
-    """(candidate, group): seconds per micro-batch that memory costs at least, and how many of them once the group has
-    begun to go back; (candidate,): whether any modes cost so much."""
+    """Return the least seconds per micro-batch that memory costs, (candidate, group), in three arrays.
+
+    The second is the part of them after the group has begun its backward passes. The third, of (candidate,), is True if
+    any modes cost so much.
+    """
     room, alive_ = setting.room, _alive(shape)
     most = alive_.max(axis=1)[:, None]  # (group, 1)
     assert table.relaxed is not None
@@ -211,9 +217,9 @@ def _memory_asks(setting: Setting, shape: Shape, cuts: Family, table: Prices) ->
 
 
 def _away_price(setting: Setting, shape: Shape, rate: Array, found: Relaxed, most: Array) -> Array:
-    """(price, .., choice): seconds per micro-batch for a byte of optimizer states, here or on the host, at least.
+    """Return (price, .., choice): least seconds per micro-batch for a byte of optimizer states, offloaded or not.
 
-    `rate`: seconds of the update for a byte on the host.
+    `rate`: seconds of the update for an offloaded byte.
     """
     shape_ = (len(found.device), *[1] * max(np.ndim(most) - 1, 0), -1)
     device, host = found.device.reshape(shape_), found.host.reshape(shape_)
@@ -222,23 +228,24 @@ def _away_price(setting: Setting, shape: Shape, rate: Array, found: Relaxed, mos
 
 @lru_cache(maxsize=512)
 def _alive(shape: Shape) -> Array:
-    """(group, its stage): micro-batches that are alive at once."""
+    """Return (group, its stage): micro-batches in flight at once."""
     return alive(shape.schedule, shape.groups, shape.micro_batches)[stages_of(shape)]
 
 
 def _asked(
     found: Relaxed, weights: Array, left: Array, host: Array, part: Array | float, moved: Array | float
 ) -> tuple[Array, Array]:
-    """(.., choice): seconds per micro-batch that memory costs, by the price that shows most (`relaxation.py`).
+    """Return (.., choice): seconds per micro-batch that memory costs, at the best price (`relaxation.py`).
 
-    `weights`: (.., sort) layers, those of stages with fewer micro-batches alive only in proportion: what a layer loses
-    is a concave function of the price of its bytes, which is in proportion to the micro-batches, and zero at zero.
-    `left`, `host`: bytes over micro-batches. `part` of the forward passes come before a group goes back. `moved`: what
-    optimizer states cost that may be here or on the host, wherever that is less.
+    - `weights`: (.., sort) layers, scaled down for stages with fewer micro-batches in flight. A layer's loss is a
+      concave function of the price of its bytes, proportional to the micro-batches and zero at zero.
+    - `left`, `host`: bytes over micro-batches.
+    - `part`: fraction of the forward passes before a group's first backward pass.
+    - `moved`: cost of movable optimizer states, offloaded or not, whichever is less.
     """
 
     def lost(longer: Array) -> Array:
-        """(price, .., choice)"""
+        """Return lost seconds of (price, .., choice)."""
         return (weights.reshape(-1, weights.shape[-1]) @ longer).reshape(len(longer), *left.shape)
 
     shape = (len(found.device), *[1] * (left.ndim - 1), left.shape[-1])
@@ -252,12 +259,12 @@ def _asked(
 
 
 def summed(layers: Array, each: Array) -> Array:
-    """(.., cuts, group, choice): sums over sorts of (cuts, group, sort) layers times (.., sort, choice)."""
+    """Return (.., cuts, group, choice): sums over sorts of (cuts, group, sort) layers times (.., sort, choice)."""
     return (layers.reshape(-1, layers.shape[-1]) @ each).reshape(*each.shape[:-2], *layers.shape[:2], each.shape[-1])
 
 
 def _present_pieces(setting: Setting, shape: Shape, cuts: Family) -> Array:
-    """(cuts, group, piece): 1 where a group runs one."""
+    """Return (cuts, group, piece): 1 where a group runs one."""
     where = cuts.where
     found = setting.chain.present(where[:, :-1].reshape(-1), where[:, 1:].reshape(-1))
     found = found.reshape(len(cuts), shape.stages, -1)

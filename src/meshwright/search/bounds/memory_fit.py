@@ -1,8 +1,8 @@
-"""The best way to run one device group: which of its layers repeat or park their activations, so that it fits.
+"""Best modes of one device group: which layers recompute or offload their activations, so that it fits.
 
-A group runs one choice (grid, ZeRO, states on the host). Its layers form up to two runs with different modes: of one
-stage, the layers before and after some block; of several virtual stages, the first stage and the others. The search
-looks at every pair of modes and every such block.
+A group runs one choice (grid, ZeRO, offloaded states). Its layers form up to two runs with different modes. In one
+stage, they are the layers before and after some block; in several virtual stages, the first stage and the others. The
+search looks at every pair of modes and every such block.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from meshwright.search.bounds.prices import Chain, Needs, Prices
 from meshwright.search.space.activation_modes import Mode
 
 Array = Any
-STEPS = 128  # parts of optimizer states on the host are multiples of 1 / 128
+STEPS = 128  # offloaded parts of optimizer states are multiples of 1 / 128
 Range = tuple[int, int]  # first layer, and the one after the last
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a device has for its layers."""
+    """Memory of a device for its layers."""
 
     memory: float  # bytes
-    host: float  # bytes of the node's memory, the device's part
+    host: float  # bytes, the device's share of the node's memory
     overhead: float  # bytes of the driver and communicators
     loose: float  # bytes reserved per byte of activations and temporaries
 
@@ -45,7 +45,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Settled:
-    """For every choice: whether the group fits, and how."""
+    """Fit of a group for every choice: True or False, and its modes."""
 
     fits: Array  # (choice,)
     forward: Array  # (choice, stage of the group): seconds of one micro-batch
@@ -53,24 +53,27 @@ class Settled:
     first: Array  # mode of the first run
     second: Array
     split: Array  # layer at which the second run begins
-    away: Array  # the part of its movable optimizer states on the host
-    cost: Array  # seconds of one micro-batch, with its part of what updates on the host take more
+    away: Array  # offloaded part of its movable optimizer states
+    cost: Array  # seconds of one micro-batch, with its part of the longer update of offloaded states
     start: int = 0  # the group's first layer
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a group holds because of layers elsewhere: copies of tied weights, outputs that it reads."""
+    """Memory of a group for layers elsewhere: copies of tied weights, outputs that it reads."""
 
     states: Array
     host: Array
     movable: Array
     kept: Array  # per stage of the group
-    copied: Array  # bytes of gradients that travel to the weights' own layer
+    copied: Array  # bytes of gradients communicated to the weights' own layer
 
 
 def extras(chain: Chain, table: Prices, elsewhere: Needs, size: float) -> Extras | None:
-    """For a group whose stages need layers elsewhere; `size` is bytes per gradient as it travels. None: nothing."""
+    """Return the extras of a group whose stages need layers elsewhere, or None.
+
+    `size` is bytes per communicated gradient element.
+    """
     if not any(elsewhere):
         return None
     none = np.zeros(len(table.choices))
@@ -92,10 +95,10 @@ def extras(chain: Chain, table: Prices, elsewhere: Needs, size: float) -> Extras
 
 @dataclass(frozen=True)
 class Load:
-    """What a group of devices has to hold."""
+    """Layers, micro-batches and buffers that a device group holds."""
 
     held: list[Range]  # layers of its stages
-    mixes: tuple[tuple[int, ...], ...]  # micro-batches of each stage that are alive at once
+    mixes: tuple[tuple[int, ...], ...]  # micro-batches of each stage in flight at once
     more: Extras | None
     received: Array  # (choice,): bytes of input buffers
 
@@ -104,10 +107,10 @@ def settle(
     chain: Chain, table: Prices, modes: list[Mode], loads: list[Load], room: Room, micro_batches: int, *, mixed: bool,
     most: float = np.inf, weigh: bool = True,
 ) -> list[Settled]:  # fmt: skip
-    """The fastest modes that fit, for every group (of as many stages each) and every choice of a table, with as little
-    of the optimizer states on the host as they leave room for; `weigh`: what that takes in the update counts too.
+    """Return the fastest modes that fit, for every group (of as many stages each) and every choice of a table.
 
-    Where they take `most` seconds or more, slower ones may do.
+    They offload as few optimizer states as fit. `weigh`: the longer update counts too. Results of `most` seconds or
+    more need not be the fastest.
     """
     where = np.array([load.held for load in loads])  # (group, stage, 2)
     stages, best = where.shape[1], _Best(len(loads), len(table.choices))
@@ -136,21 +139,21 @@ def settle(
 
 @dataclass(frozen=True)
 class _Memory:
-    """What groups hold whatever their modes: arrays of (group, choice)."""
+    """Memory of groups under any modes: arrays of (group, choice)."""
 
-    base: Array  # bytes on the device, no movable optimizer states among them
+    base: Array  # bytes on the device, without movable optimizer states
     on_host: Array
     movable: Array
-    seconds: Array  # per micro-batch, that updating all movable states on the host takes more
+    seconds: Array  # per micro-batch, extra update time if all movable states are offloaded
     cap: Array  # the part of all optimizer states that is movable
     room: Room
 
     def of(self, at: Any) -> _Memory:
-        """Of one group; of one group's, of some of the choices."""
+        """Return the memory of one group, or of some choices of one group."""
         return _Memory(self.base[at], self.on_host[at], self.movable[at], self.seconds[at], self.cap[at], self.room)
 
     def fit(self, time: Array, kept: Array, parked: Array | float, axis: int) -> tuple[Array, Array | None]:
-        """Seconds with what is updated on the host, infinite where nothing fits; and the part that is there.
+        """Return seconds with the update of offloaded states (infinite where nothing fits), and the offloaded part.
 
         `kept` and `parked` are bytes of modes, along an `axis` that the arrays here do not have.
         """
@@ -161,14 +164,14 @@ class _Memory:
         fits = free >= 0
         if movable.any():
             part = np.clip(1 - free / np.maximum(movable, 1.0), 0.0, 1.0)
-            steps = np.maximum(STEPS * cap, 1.0)  # of all states, not of those that are movable
+            steps = np.maximum(STEPS * cap, 1.0)  # of all states, not only movable ones
             part = np.where(fits & (movable > 0), np.ceil(part * steps - 1e-9) / steps, 0.0)
             there, time = there + part * movable, time + part * seconds
         return np.where(fits & ((there <= self.room.host) | (there <= 0)), time, np.inf), part
 
 
 def _mixes(loads: list[Load]) -> Array:
-    """(group, mix, stage): the last of a group's mixes stands for those that others have more."""
+    """Return (group, mix, stage); groups with fewer mixes repeat their last one."""
     most = max(len(load.mixes) for load in loads)
     return np.array([[*load.mixes, *load.mixes[-1:] * (most - len(load.mixes))] for load in loads], dtype=float)
 
@@ -184,7 +187,7 @@ class _Parts:
 
     @staticmethod
     def of(chain: Chain, table: Prices, modes: list[Mode], where: Array, loads: list[Load]) -> _Parts:
-        """Of stages from `where[.., 0]` to `where[.., 1]`."""
+        """Return the parts of stages from `where[.., 0]` to `where[.., 1]`."""
         first, last = where.reshape(-1, 2).T
         shape = (*where.shape[:2], len(modes), len(table.choices))
         layers = chain.counts[last] - chain.counts[first]
@@ -195,7 +198,7 @@ class _Parts:
         kept = total(table.kept)
         inside = ~chain.opens[first]
         if inside.any():
-            # A stage that begins inside a block keeps what it received, where the block is repeated.
+            # A stage that begins inside a block keeps its input, if the block is recomputed.
             full = inside[:, None] & np.array([mode.recompute == "full" for mode in modes])
             kept = kept + (full[..., None] * table.received[chain.sort[first]][:, None]).reshape(shape)
         for i, load in enumerate(loads):
@@ -207,23 +210,23 @@ class _Parts:
 
 
 class _Best:
-    """The best modes so far: arrays of (group, choice)."""
+    """Best modes so far: arrays of (group, choice)."""
 
     def __init__(self, *size: int) -> None:
         self.cost = np.full(size, np.inf)
-        self.plain = np.zeros(size, dtype=bool)  # fits with nothing repeated: cannot be improved
+        self.plain = np.zeros(size, dtype=bool)  # fits without recompute: cannot be improved
         self.first, self.second, self.split = (np.zeros(size, dtype=np.int64) for _ in range(3))
         self.away = np.zeros(size)
 
     def of(self, group: int) -> _Best:
-        """Of one group: what it is offered counts here too."""
+        """Return a view of one group: offers to it count here too."""
         found = _Best()
         for name, array in vars(self).items():
             setattr(found, name, array[group])
         return found
 
     def offer(self, time: Array, away: Array | None, pairs: Array, split: Array) -> None:
-        """Seconds of (group, pair, choice), what is then away, and where the second run of each group begins."""
+        """Offer seconds of (group, pair, choice), their offloaded part, and the start of each group's second run."""
         row = np.argmin(time, axis=1)
         value = np.take_along_axis(time, row[:, None], axis=1)[:, 0]
         better = value < self.cost
@@ -235,7 +238,7 @@ class _Best:
             setattr(self, name, np.where(better, new, getattr(self, name)))
 
     def offer_splits(self, some: Array, time: Array, away: Array | None, pairs: Array, splits: list[int]) -> None:
-        """The same for some of the choices, from arrays of (split, pair, choice)."""
+        """Offer modes for some of the choices, from arrays of (split, pair, choice)."""
         flat = time.reshape(-1, len(some))
         row = np.argmin(flat, axis=0)
         value = flat[row, np.arange(len(some))]
@@ -267,12 +270,12 @@ def _try(best: _Best, parts: _Parts, first: int, alive: Array, memory: _Memory, 
     both = _pairs(modes, two=first < stages)
 
     def runs(summed: Callable[[slice], Array], together: Callable[[Array, Array], Array]) -> Array:
-        """(group, pair, choice): of the first stages under one mode, and of the others under another."""
+        """Return (group, pair, choice): the first stages under one mode plus the others under another."""
         found = summed(slice(first))[:, both[:, 0]]
         return together(found, summed(slice(first, None))[:, both[:, 1]]) if first < stages else found
 
     def held(each: Array) -> Array:
-        """Bytes of all micro-batches that are alive, at the mix that takes most."""
+        """Return the bytes of all micro-batches in flight, at the largest mix."""
 
         def at(mix: int) -> Array:
             def total(some: slice) -> Array:
@@ -296,11 +299,11 @@ def _try_splits(
     best: _Best, chain: Chain, table: Prices, whole: tuple[Array, Array], where: Range, splits: list[int], alive: int,
     memory: _Memory, most: float,
 ) -> None:  # fmt: skip
-    """Offer every pair of modes before and after every block of a stage, to choices that must repeat something.
+    """Offer every pair of modes before and after every block of a stage, to choices that need recompute.
 
     `whole`: seconds and bytes kept of (mode, choice).
     """
-    # A mode that is no faster than what fits alone wins nothing beside another such one.
+    # Two modes that each cost no less than one that fits alone cannot win.
     fast = (whole[0] < np.minimum(best.cost, most)) & ~best.plain
     some, pairs = np.flatnonzero(fast.any(axis=0)), _pairs(len(fast), two=True)
     pairs = pairs[fast.any(axis=1)[pairs].any(axis=1)]
@@ -308,16 +311,16 @@ def _try_splits(
         return
     head = chain.counts[splits] - chain.counts[where[0]]  # (split, sort)
     tail = chain.counts[where[1]] - chain.counts[splits]
-    # What the stage's first layers keep besides.
+    # Extra memory of the stage's first layers.
     first = whole[1][:, some] - (chain.counts[where[1]] - chain.counts[where[0]]) @ table.kept[..., some]
 
     def both(per_sort: Array, more: Array | float = 0.0) -> Array:
-        """(split, pair, choice)"""
+        """Return (split, pair, choice)."""
         one, two = (np.einsum("ks,rsc->krc", counts, per_sort[..., some]) for counts in (head, tail))
         return (one + more)[:, pairs[:, 0]] + two[:, pairs[:, 1]]
 
     def peak(pieces: list[Array], modes: Array) -> Array:
-        """(split, pair, choice); most splits have the same pieces on either side."""
+        """Return (split, pair, choice); most splits have the same pieces on either side."""
         known = {rows.tobytes(): table.moment[:, rows][..., some].max(axis=1)[modes] for rows in _distinct(pieces)}
         return np.stack([known[rows.tobytes()] for rows in pieces])
 
@@ -337,11 +340,11 @@ def _distinct(arrays: list[Array]) -> list[Array]:
 
 @lru_cache(maxsize=64)
 def _pairs(count: int, *, two: bool) -> Array:
-    """Modes of a first and a second run: the same, or two."""
+    """Return modes of a first and a second run: equal, or different."""
     return np.array([(i, j) for i in range(count) for j in range(count) if (i != j) == two])
 
 
 def _splits(chain: Chain, first: int, last: int) -> list[int]:
-    """Blocks at which a second run may begin."""
+    """Return the blocks at which a second run may begin."""
     layers = chain.model.layers
     return [i for i in range(first + 1, last) if layers[i].block and layers[i].opens_block]

@@ -1,5 +1,6 @@
-"""Pipelines of one shape: how many groups of how many devices, which schedule, how many micro-batches; and what does
-not change during a search.
+"""Shapes of pipelines, and the constants of a search.
+
+A shape is the number of groups, their devices, the schedule, and the micro-batches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """Groups of devices, the schedule, and the micro-batches."""
+    """Device groups, the schedule, and the micro-batches."""
 
     groups: int
     devices: int  # of one group
@@ -39,7 +40,7 @@ class Shape:
         return self.groups * self.schedule.virtual
 
     def ranges(self, cuts: Cuts, group: int) -> list[Range]:
-        """Layers of the stages of one group."""
+        """Return the layers of the stages of one group."""
         return [(cuts[s], cuts[s + 1]) for s in _mine(self.schedule, self.stages)[group]]
 
 
@@ -52,14 +53,14 @@ class Found:
     cuts: Cuts
     table: Prices
     row: int  # of the table
-    modes: tuple[tuple[int, int, int], ...]  # per group: mode of both runs, and where the second begins
-    away: tuple[float, ...] = ()  # per group: the part of its optimizer states on the host, where it may be
-    spread: float = 0.0  # seconds, a mean over groups that the slowest dominate: what to lower when several are slowest
+    modes: tuple[tuple[int, int, int], ...]  # per group: mode of both runs, and start of the second
+    away: tuple[float, ...] = ()  # per group: offloaded part of its movable optimizer states
+    spread: float = 0.0  # seconds, a mean over groups that the slowest dominate: the target when several are slowest
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What does not change during a search."""
+    """Constants of a search."""
 
     job: Job
     chain: Chain
@@ -67,9 +68,9 @@ class Setting:
     constants: Constants
     room: Room
     gradient_bytes: float
-    mixed: bool  # layers of a stage may differ in what they repeat
+    mixed: bool  # layers of a stage may recompute different operators
     stagewise: bool = True  # so may stages
-    partial: bool = True  # any part of the optimizer states may be on the host
+    partial: bool = True  # any part of the optimizer states may be offloaded
     _links: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     rates: dict[tuple[object, ...], Array] = field(default_factory=dict)  # of the links between stages, by shape
 
@@ -78,7 +79,7 @@ class Setting:
         return 0.0 if self.runtime.overlap_pipeline else 1.0
 
     def links(self, devices: int, stage: int) -> list[tuple[float, float]]:
-        """(seconds per byte, latency) of the links from one group of devices to the next."""
+        """Return (seconds per byte, latency) of the links from one device group to the next."""
         if (devices, stage) not in self._links:
             step = max(devices // 32, 1)
             few = {*range(0, devices, step), devices - 1}
@@ -92,18 +93,18 @@ class Setting:
         return self._links[devices, stage]
 
     def total(self, shape: Shape, work: Array) -> Array:
-        """The step from the time that the slowest group works."""
+        """Return the seconds of the step from those of the slowest group."""
         return work * self._slower(shape) + self.runtime.step_seconds
 
     def longer(self, shape: Shape, extra: Array) -> Array:
-        """Seconds by which the mean group ends later at least, if all of them work `extra` more for every micro-batch.
+        """Return the least delay of the mean group's end, if every group works `extra` more per micro-batch.
 
-        Of the last one, all but contention may hide what ends the step.
+        The update may overlap with the last micro-batch's extra time, less contention.
         """
         return (shape.micro_batches - 1 + self.constants.contention) * extra / shape.groups * self._slower(shape)
 
     def within(self, shape: Shape, seconds: float) -> float:
-        """How long the slowest group may work in a step of so many seconds."""
+        """Return the longest work of the slowest group in a step of `seconds`."""
         return (seconds - self.runtime.step_seconds) / self._slower(shape)
 
     def _slower(self, shape: Shape) -> float:
@@ -112,7 +113,7 @@ class Setting:
 
 
 def homes_of(shape: Shape) -> tuple[int, ...]:
-    """The group of devices of every stage."""
+    """Return the device group of every stage."""
     return homes(shape.schedule, shape.stages)
 
 
@@ -124,18 +125,20 @@ def _mine(schedule: Schedule, stages: int) -> Array:
 
 
 def stages_of(shape: Shape) -> Array:
-    """(group, stage of the group): numbers of the stages."""
+    """Return (group, stage of the group): numbers of the stages."""
     return _mine(shape.schedule, shape.stages)
 
 
 def keeps_received(setting: Setting, shape: Shape) -> bool:
-    """Whether stages receive into buffers of their own."""
+    """Return True if stages receive into buffers of their own."""
     return setting.runtime.receive_buffers and shape.stages > 1
 
 
 def received(setting: Setting, shape: Shape, cuts: Family, table: Prices, rows: Array = slice(None)) -> Array:
-    """(cuts, group, choice): bytes of the buffers that stages receive into, one per micro-batch, where the runtime
-    keeps so many; of some rows of a table."""
+    """Return (cuts, group, choice): bytes of receive buffers, one per micro-batch, if the runtime keeps them.
+
+    `rows` selects rows of a table.
+    """
     here, there = table.received[:, rows], table.passed_on[:, rows]
     if not keeps_received(setting, shape):
         return np.zeros((len(cuts), shape.groups, here.shape[1]))
@@ -147,7 +150,7 @@ def received(setting: Setting, shape: Shape, cuts: Family, table: Prices, rows: 
 
 
 def sends(setting: Setting, shape: Shape, moved: Array) -> Array:
-    """(candidate, stage - 1): seconds in which so many bytes go from a stage to the next."""
+    """Return (candidate, stage - 1): seconds to send `moved` bytes from a stage to the next."""
     key = (shape.devices, shape.schedule, shape.stages)
     if key not in setting.rates:
         every = []
@@ -168,7 +171,7 @@ def sends(setting: Setting, shape: Shape, moved: Array) -> Array:
 
 
 def _wrap(setting: Setting, shape: Shape) -> list[tuple[float, float]]:
-    """From the last group back to the first: virtual stages go around."""
+    """Return the links from the last group back to the first: virtual stages go around."""
     last = (shape.groups - 1) * shape.devices
     fixed = send_seconds(setting.job.cluster, 0.0, last, 0, setting.constants)
     return [((send_seconds(setting.job.cluster, 1e9, last, 0, setting.constants) - fixed) / 1e9, fixed)]

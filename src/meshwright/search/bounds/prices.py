@@ -1,6 +1,6 @@
-"""What every sort of layer costs under every choice: seconds, bytes, and what ends a step.
+"""Prices of every kind of layer under every choice: seconds, bytes, and the end of a step.
 
-One call of the cost model for all choices; a model's blocks repeat a few sorts of layers, so a stage is a sum of a
+One call of the cost model prices all choices. A model's blocks repeat a few kinds of layers, so a stage is a sum of a
 few columns.
 """
 
@@ -35,14 +35,14 @@ Columns = tuple[Array, Array, Array, Array]  # (sort, choice): forward, backward
 
 @dataclass(frozen=True)
 class Chain:
-    """The model as a chain of sorts: which sort each layer is, and which pieces of blocks it is made of."""
+    """Model as a chain: the kind of each layer, and the pieces of blocks it consists of."""
 
     model: Model
     sorts: tuple[Layer, ...]
     sort: Array  # of each layer
-    pieces: tuple[tuple[Layer, ...], ...]  # sorts of blocks, and of their parts; layers outside blocks stand alone
-    block: Array  # (layer, 2): where its block begins, and where it ends
-    _kinds: Array  # (layer, layers): the piece that so many layers of a block from here on are
+    pieces: tuple[tuple[Layer, ...], ...]  # kinds of blocks, and of their parts; layers outside blocks stand alone
+    block: Array  # (layer, 2): start of its block, and its end
+    _kinds: Array  # (layer, layers): the piece formed by so many layers of a block from here on
     _found: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @staticmethod
@@ -68,13 +68,13 @@ class Chain:
         return Chain(model, tuple(sorts), sort, tuple(pieces), block, kinds)
 
     def pieces_in(self, first: int, last: int) -> Array:
-        """Blocks and parts of blocks that some consecutive layers are made of."""
+        """Return the blocks and parts of blocks in some consecutive layers."""
         if (first, last) not in self._found:
             self._found[first, last] = np.flatnonzero(self.present(np.array([first]), np.array([last]))[0])
         return self._found[first, last]
 
     def present(self, first: Array, last: Array) -> Array:
-        """(range, piece): whether some consecutive layers are made of it; of ranges of layers from `first` to `last`."""
+        """Return (range, piece): True if the layers from `first` to `last` contain it."""
         ends = np.minimum(self.block[first, 1], last)  # of the first block, or the part of it
         begins = np.maximum(self.block[last - 1, 0], ends)  # of the last one, behind it
         found = self._whole[begins] > self._whole[ends]
@@ -86,7 +86,7 @@ class Chain:
 
     @cached_property
     def _whole(self) -> Array:
-        """(layers + 1, piece): how many whole blocks of each sort end before each place."""
+        """(layers + 1, piece): number of whole blocks of each kind that end before each place."""
         one = np.zeros((len(self.sort) + 1, len(self.pieces)), dtype=np.int64)
         for first, last in np.unique(self.block, axis=0).tolist():
             one[last, self._kinds[first, last - first]] = 1
@@ -94,19 +94,21 @@ class Chain:
 
     @cached_property
     def counts(self) -> Array:
-        """(layers + 1, sorts): how many layers of each sort stand before each place."""
+        """(layers + 1, sorts): number of layers of each kind before each place."""
         one = np.zeros((len(self.sort) + 1, len(self.sorts)))
         one[np.arange(1, len(self.sort) + 1), self.sort] = 1
         return np.cumsum(one, axis=0)
 
     @cached_property
     def opens(self) -> Array:
-        """(layer,): whether it begins a block, or stands outside of any."""
+        """(layer,): True if it begins a block, or stands outside of any."""
         return np.array([layer.opens_block for layer in self.model.layers])
 
     def elsewhere(self, held: Sequence[tuple[int, int]]) -> Needs:
-        """Per range of layers: what they read or share that lies in none of the ranges, as (how, layer, sort of the
-        layer that needs it); what is read is there once."""
+        """Return what each range reads or shares from layers outside all: (how, layer, sort that needs it).
+
+        A layer that is read is listed once.
+        """
         found = []
         for low, high in held:
             mine: list[tuple[str, int, int]] = []
@@ -122,13 +124,13 @@ class Chain:
 
     @cached_property
     def every_need(self) -> Needs:
-        """The most that a stage may need of layers elsewhere."""
+        """Largest needs of a stage."""
         needs = zip(self._needy, self._needs, strict=True)
         return (tuple(sorted({(how, source, int(self.sort[i])) for i, each in needs for how, source in each})),)
 
     @cached_property
     def tied(self) -> list[int]:
-        """Sorts of layers that share weights with another layer."""
+        """Kinds of layers that share weights with another layer."""
         return [i for i, layer in enumerate(self.sorts) if layer.tied_to]
 
     @cached_property
@@ -138,7 +140,7 @@ class Chain:
 
     @cached_property
     def _needs(self) -> list[list[tuple[str, int]]]:
-        """Of each of them: how, and which layer."""
+        """Needs of each of these layers: how, and which layer."""
         index, layers = self.model.index, self.model.layers
         both = [(("reads", layers[i].reads), ("shares", layers[i].tied_to)) for i in self._needy]
         return [[(how, index(name)) for how, name in each if name] for each in both]
@@ -146,53 +148,53 @@ class Chain:
 
 @dataclass(frozen=True)
 class Prices:
-    """Arrays of (mode, sort, choice), or (sort, choice) where the mode does not matter."""
+    """Prices as arrays of (mode, sort, choice), or (sort, choice) if the mode does not matter."""
 
     choices: Choices
     forward: Array  # seconds of one micro-batch
     backward: Array
-    weight: Array  # (sort, choice): of the backward pass, what may wait
+    weight: Array  # (sort, choice): the part of the backward pass that can be delayed
     kept: Array  # bytes of one micro-batch that stay on the device
-    parked: Array  # bytes of one micro-batch on the host
-    moment: Array  # (mode, piece, choice): bytes of the fullest moment of a block or a part of one
-    states: Array  # (sort, choice): bytes on the device, all optimizer states away where they may be
-    host: Array  # bytes on the host, no optimizer states there
-    movable: Array  # bytes of optimizer states of which any part may be on the host instead of the device
+    parked: Array  # offloaded bytes of one micro-batch
+    moment: Array  # (mode, piece, choice): peak bytes of a block or a part of one
+    states: Array  # (sort, choice): bytes on the device with all movable optimizer states offloaded
+    host: Array  # bytes on the host, without optimizer states
+    movable: Array  # bytes of optimizer states of which any part may be offloaded
     reduce: Array
     gather: Array
     once: Array  # (2, sort, choice): latency of the two
-    update: Array  # seconds, no optimizer states on the host
-    update_away: Array  # seconds more where all that are movable are there
-    passed_on: Array  # bytes handed to the next layer
+    update: Array  # seconds, no optimizer states offloaded
+    update_away: Array  # extra seconds if all movable states are offloaded
+    passed_on: Array  # bytes passed to the next layer
     received: Array  # bytes of the input
-    buffers: Array  # (choice,): bytes of a gradient of each shape of weight, where the runtime keeps them
-    cap: Array  # (choice,): the part of all optimizer states that is movable, where any is
-    # (4, tied sort, choice): of a copy of weights that another group holds, states, host and movable as above, and
-    # elements of gradients that travel
+    buffers: Array  # (choice,): bytes of a gradient of each shape of weight, if the runtime keeps them
+    cap: Array  # (choice,): the part of all optimizer states that is movable, if any
+    # (4, tied sort, choice): of a copy of weights that another group holds: states, host and movable as above, and
+    # elements of communicated gradients
     copies: Array
-    relaxed: Relaxed | None = None  # what memory costs at least, for bounds
+    relaxed: Relaxed | None = None  # lower bound on the cost of memory
 
     def take(self, rows: Array) -> Prices:
-        """Of some of the choices."""
+        """Return the prices of some choices."""
         arrays = {name: getattr(self, name)[..., rows] for name in _ARRAYS}
         return Prices(self.choices.take(rows), relaxed=self.relaxed and self.relaxed.take(rows), **arrays)
 
     @property
     def columns(self) -> Columns:
-        """What bounds need of every choice with nothing repeated."""
+        """Columns that bounds need of every choice, without recompute."""
         return self.forward[0], self.backward[0], self.weight, self.passed_on
 
     def end(self, contention: float) -> Array:
-        """(sort, choice): seconds that end a step, where gradients and parameters travel under computation."""
+        """Return (sort, choice): seconds at the end of a step, if its communication overlaps."""
         return self.update + contention * (self.reduce + self.gather)
 
     @property
     def away_rate(self) -> Array:
-        """(choice,): seconds of the update per byte of optimizer states on the host, at least."""
+        """(choice,): least seconds of the update per offloaded byte of optimizer states."""
         return away_rate(self.movable, self.update_away)
 
     def fixed(self) -> Prices:
-        """The same with all movable optimizer states on the host."""
+        """Return the prices with all movable optimizer states offloaded."""
         none, host = 0 * self.movable, self.host + self.movable
         states, hosted, movable, count = self.copies
         copies = np.stack([states, hosted + movable, 0 * movable, count])
@@ -200,14 +202,14 @@ class Prices:
         return replace(self, host=host, movable=none, copies=copies, update=update, update_away=none)
 
     def capped(self, most: Array) -> Prices:
-        """The same with no more than a part of them (of each choice) on the host."""
+        """Return the prices with at most a part of the movable states (per choice) offloaded."""
         return replace(
             self, states=self.states + (1 - most) * self.movable, movable=most * self.movable,
             update_away=most * self.update_away, cap=most * self.cap,
         )  # fmt: skip
 
     def here(self) -> Prices:
-        """The same with all of them on the device."""
+        """Return the prices with all movable states on the device."""
         none, choices = 0 * self.movable, replace(self.choices, optimizer_away=0 * self.choices.optimizer_away)
         states, hosted, movable, count = self.copies
         copies = np.stack([states + movable, hosted, 0 * movable, count])
@@ -215,27 +217,27 @@ class Prices:
         return replace(self, choices=choices, states=held, movable=none, copies=copies, update_away=none)
 
     def under(self, mode: int) -> Prices:
-        """Under one mode only."""
+        """Return the prices under one mode."""
         few = {
             name: getattr(self, name)[mode : mode + 1] for name in ("forward", "backward", "kept", "parked", "moment")
         }
         return replace(self, **few)
 
     def beside(self, other: Prices) -> Prices:
-        """Of the choices of both."""
+        """Return the prices of the choices of both."""
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
         return Prices(joined([self.choices, other.choices]), **arrays)
 
     def with_relaxed(self, chain: Chain) -> Prices:
-        """With what memory costs at least."""
+        """Return the prices with the lower bound on the cost of memory."""
         bytes_ = (self.kept, self.parked)
         return replace(self, relaxed=relaxed(chain.counts[-1], self.forward, self.backward, *bytes_, self.away_rate))
 
 
 def away_rate(movable: Array, update_away: Array) -> Array:
-    """(choice,): seconds of the update per byte of optimizer states on the host, at least; from (sort, choice)."""
+    """Return (choice,): least seconds of the update per offloaded byte of optimizer states, from (sort, choice)."""
     rate = np.where(movable > 0, update_away / np.maximum(movable, 1.0), np.inf).min(axis=0)
     return np.where(np.isinf(rate), 0.0, rate)
 
@@ -245,55 +247,55 @@ _ARRAYS = [field_.name for field_ in fields(Prices) if field_.name not in ("choi
 
 def prices(job: Job, chain: Chain, choices: Choices, modes: list[Mode], site: StagePlacement) -> Prices:
     """Price all choices under all modes."""
-    ways = priced(choices, job, site.fabric, site.runtime)
+    configs = priced(choices, job, site.fabric, site.runtime)
     count, sorts = len(choices), len(chain.sorts)
     shape = (len(modes), sorts, count)
     out: dict[str, Array] = {name: np.zeros(shape) for name in ("forward", "backward", "kept", "parked")}
     flat = (
         "weight", "states", "host", "movable", "reduce", "gather", "update", "update_away", "passed_on", "received",
     )  # fmt: skip
-    here = replace(ways, offload_optimizer=0 * choices.optimizer_away)
+    here = replace(configs, offload_optimizer=0 * choices.optimizer_away)
     moves = bool(choices.optimizer_away.any())
     for name in flat:
         out[name] = np.zeros(shape[1:])
     out["once"] = np.zeros((2, *shape[1:]))
     away = np.array([mode.offload for mode in modes])
     once = choices.micro_batch == job.global_batch
-    grown: dict[int, Array] = {}  # bytes of gradients that take the place of activations
+    grown: dict[int, Array] = {}  # bytes of gradients in memory of freed activations
     whole: dict[int, Array] = {}
     for i, layer in enumerate(chain.sorts):
-        kept = _kept(layer, ways, modes)
-        whole[i] = kept[0] if modes[0] == Mode() else np.broadcast_to(layer.kept_bytes(ways.cut), (count,))
-        found = _passes(layer, ways, modes, kept, site)
+        kept = _kept(layer, configs, modes)
+        whole[i] = kept[0] if modes[0] == Mode() else np.broadcast_to(layer.kept_bytes(configs.cut), (count,))
+        found = _passes(layer, configs, modes, kept, site)
         out["forward"][:, i], out["backward"][:, i], out["weight"][i] = found
         out["kept"][:, i], out["parked"][:, i] = kept * (1 - away[:, None]), kept * away[:, None]
-        states = state_bytes(job, [(layer, 1)], ways, site.runtime, once=once)
+        states = state_bytes(job, [(layer, 1)], configs, site.runtime, once=once)
         grown[i] = once * states.gradients if site.runtime.gradients_grow else 0.0
         out["states"][i] = states.states
         kept_here = state_bytes(job, [(layer, 1)], here, site.runtime, once=once) if moves else states
         out["host"][i], out["movable"][i] = kept_here.host, kept_here.states - states.states
-        end = settled([layer], ways, site)
+        end = settled([layer], configs, site)
         out["reduce"][i], out["gather"][i] = end.reduce, end.gather
         out["once"][0, i], out["once"][1, i] = end.reduce_once, end.gather_once
         out["update"][i] = update_seconds(job, [layer], here, site)
         if moves:
-            out["update_away"][i] = update_seconds(job, [layer], ways, site) - out["update"][i]
-        out["passed_on"][i], out["received"][i] = layer.output_bytes(ways.cut), layer.input_bytes(ways.cut)
+            out["update_away"][i] = update_seconds(job, [layer], configs, site) - out["update"][i]
+        out["passed_on"][i], out["received"][i] = layer.output_bytes(configs.cut), layer.input_bytes(configs.cut)
     out["buffers"], out["cap"] = np.zeros(count), np.ones(count)
     if site.runtime.weight_gradient_buffers:
-        shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, ways.cut)}
+        shapes = {key: bytes_ for layer in chain.sorts for key, bytes_ in gradient_shapes(layer, configs.cut)}
         out["buffers"] = out["buffers"] + sum(shapes.values())
-    out["moment"] = _moments(chain, ways, out, whole, site, once)
-    out["copies"] = _copies(job, chain, ways, here, site, once)
+    out["moment"] = _moments(chain, configs, out, whole, site, once)
+    out["copies"] = _copies(job, chain, configs, here, site, once)
     for i, bytes_ in grown.items():
-        # A byte that is kept counts with what the allocator reserves beside it; one of a gradient does not.
+        # A kept byte counts with the allocator's reserve; a gradient's byte does not.
         out["states"][i] -= bytes_
         out["kept"][:, i] = np.maximum(out["kept"][:, i], bytes_ / (1 + loose_share(site.device, site.runtime)))
     return Prices(choices=choices, **out)
 
 
 def _copies(job: Job, chain: Chain, ways: LayerConfig, here: LayerConfig, site: StagePlacement, once: Array) -> Array:
-    """What a group holds of weights that a layer shares with one elsewhere; `here`: no optimizer states on the host."""
+    """Return the memory of weights shared with a layer elsewhere; `here`: no offloaded optimizer states."""
 
     def held(layer: Layer, how: LayerConfig, *, tied: bool) -> Bytes:
         return state_bytes(job, [(layer, 1)], how, site.runtime, with_tied=tied, once=once)
@@ -309,7 +311,7 @@ def _copies(job: Job, chain: Chain, ways: LayerConfig, here: LayerConfig, site: 
 
 
 def _kept(layer: Layer, ways: LayerConfig, modes: list[Mode]) -> Array:
-    """(mode, choice): bytes that repeating leaves, wherever they lie."""
+    """Return (mode, choice): bytes left after recompute, on the device or offloaded."""
     count = len(ways.zero)
     tensors = layer.kept_tensors(ways.cut)
     rows = []
@@ -325,7 +327,7 @@ def _kept(layer: Layer, ways: LayerConfig, modes: list[Mode]) -> Array:
 def _passes(
     layer: Layer, ways: LayerConfig, modes: list[Mode], kept: Array, site: StagePlacement
 ) -> tuple[Array, Array, Array]:
-    """Seconds forward and backward by mode, and the weight gradient's part."""
+    """Return seconds forward and backward by mode, and the weight gradient's part."""
     repeats = recomputes(modes)
     time = layer_times(layer, ways.cut, site.chip, site.fabric, site.runtime, ways.place, repeats)
     shape = (len(modes), len(ways.zero))
@@ -346,7 +348,7 @@ def _passes(
 def _moments(
     chain: Chain, ways: LayerConfig, out: dict[str, Array], whole: dict[int, Array], site: StagePlacement, once: Array
 ) -> Array:
-    """The fullest moment of each piece under each mode."""
+    """Return the peak of each piece under each mode."""
     index = {sort_of(layer): i for i, layer in enumerate(chain.sorts)}
     found = []
     for block in chain.pieces:
@@ -360,7 +362,7 @@ def _moments(
 
 
 class Priced:
-    """Choices priced under every mode when they are first asked for."""
+    """Choices priced under every mode on first use."""
 
     def __init__(self, everything: Choices, chain: Chain, price: Callable[[Choices], Prices]) -> None:
         self.everything, self.chain, self.price = everything, chain, price
@@ -369,24 +371,24 @@ class Priced:
         self._lean: Prices | None = None
 
     def take(self, rows: Array) -> Prices:
-        """Prices of some of the choices."""
+        """Return the prices of some choices."""
         self.price_all(rows)
         assert self.table is not None
         return self.table.take(self.place[rows])
 
     def lean(self, rows: Array) -> Prices:
-        """The same for bounds: under the first mode only, with what memory costs at least under all of them."""
+        """Return prices for bounds: under the first mode only, with the lower bound on memory over all modes."""
         every, places = self.lean_rows(rows)
         return every.take(places)
 
     def lean_rows(self, rows: Array) -> tuple[Prices, Array]:
-        """The same among all that were ever asked for, and where they stand."""
+        """Return these prices among all priced so far, and the positions of `rows`."""
         self.price_all(rows)
         assert self._lean is not None
         return self._lean, self.place[rows]
 
     def price_all(self, rows: Array) -> None:
-        """Price those of them that are not yet."""
+        """Price those that have no price yet."""
         new = rows[self.place[rows] < 0]
         if not len(new):
             return

@@ -1,4 +1,4 @@
-"""A first look at choices: sums over all layers, made once, tell which of them may still win in a shape."""
+"""Cheap bounds: sums over all layers, computed once, that tell which choices may still win in a shape."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from meshwright.search.space.candidates import AWAY, Choices, away, bare, cut_of
 from meshwright.search.space.cuts import Cutter
 from meshwright.search.space.grids import Grids
 
-# Which grids may win in a pipeline, before they have ZeRO levels and a place for their states.
+# Grids that may win in a pipeline, before ZeRO levels and offload are chosen.
 
 
 Array = Any
-_SEVERAL = 8  # grids that are bounded together first
+_SEVERAL = 8  # minimum number of grids that are bounded together first
 
 
 def averaged(setting: Setting, cutter: Cutter, shape: Shape, work: Array, columns: Columns) -> Array:
-    """(choice,): no plan is faster, by the average over the groups of what stands before them and their work."""
+    """Return bounds of (choice,): the mean over groups of the time before them and their work."""
     around = columns[0] if shape.schedule.name in SPLIT else columns[0] + columns[1]
     lead = cutter.lead(homes_of(shape), shape.devices, shape.micro_batches)
     before = (lead @ around).min(axis=0)
@@ -37,16 +37,16 @@ def averaged(setting: Setting, cutter: Cutter, shape: Shape, work: Array, column
 def hopeful(
     setting: Setting, cutter: Cutter, shape: Shape, rows: Array, bare: LayerTimes, work: Array, limit: float
 ) -> Array:
-    """Of some grids those that may win with one of the cuts, bubble included.
+    """Return the grids that may win with one of the cuts, bubble included.
 
-    `work`: seconds of all micro-batches in all layers, of each.
+    `work`: seconds of all micro-batches in all layers, per grid.
     """
     cuts = cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
     if not len(cuts):
         return rows[:0]
     columns = tuple(column[:, rows] for column in bare.columns)
     part = np.flatnonzero(averaged(setting, cutter, shape, work, columns) < limit)
-    if len(part) > _SEVERAL:  # were one of them best in every respect
+    if len(part) > _SEVERAL:  # as if one grid were best in every respect
         ideal = tuple(column[:, part].min(axis=1, keepdims=True) for column in columns)
         part = part if quick_seconds(setting, shape, cuts, ideal).min() < limit else part[:0]
     if not len(part):
@@ -56,7 +56,7 @@ def hopeful(
 
 
 def spare(setting: Setting, bare: LayerTimes, wanted: list[tuple[Shape, Array]], limit: float) -> Array:
-    """(grid,): seconds that all groups together may spend on the end of a step, in the pipeline that leaves most."""
+    """Return (grid,): seconds that all groups together may spend on the update, in the pipeline that leaves most."""
     work = setting.chain.counts[-1] @ (bare.forward + bare.backward)
     found = np.zeros(len(work))
     for shape, rows in wanted:
@@ -66,17 +66,17 @@ def spare(setting: Setting, bare: LayerTimes, wanted: list[tuple[Shape, Array]],
 
 
 class Screen:
-    """Choices with nothing repeated, and their sums over the whole model."""
+    """Choices without recompute, and their sums over the whole model."""
 
     def __init__(self, setting: Setting, table: Prices | LayerTimes, least_end: Array | float = 0.0) -> None:
-        """`least_end`: seconds that end a step under any ZeRO level and offload, for choices that have none yet."""
+        """Store the sums; `least_end` bounds the update under any ZeRO level and offload, for choices without them."""
         forward, backward, weight, _ = table.columns
         every = setting.chain.counts[-1]
         self.setting = setting
         self.work = every @ (forward + backward)  # seconds of one micro-batch in all layers
         self.update, self.states = least_end + 0 * self.work, 0 * self.work
         self.movable, self.update_away = 0 * self.work, 0 * self.work
-        # Of gradients and parameters: seconds of all layers, of any group at least, and of computation to hide under.
+        # Of gradients and parameters: seconds of all layers, least of any group, and of computation to overlap with.
         self.moved: list[tuple[Array, Array, Array]] = []
         if isinstance(table, Prices):
             self.update, self.states = every @ table.update, every @ table.states
@@ -88,8 +88,7 @@ class Screen:
         self.weight = every @ np.minimum(weight, backward)
 
     def least(self, shape: Shape, rows: Array) -> Array:
-        """Seconds below which some choices cannot be, if layers could be cut and spread at will; infinite where the
-        states do not fit."""
+        """Return bounds of some choices, as if layers could be cut at will; infinite where the states do not fit."""
         setting, room = self.setting, self.setting.room
         work = shape.micro_batches * self.work[rows]
         # One micro-batch goes through all layers and back; gradients of weights may come later.
@@ -102,21 +101,21 @@ class Screen:
         return np.where(fits, setting.total(shape, np.maximum(bubble, even)), np.inf)
 
     def _away(self, shape: Shape, rows: Array) -> Array:
-        """Seconds in which the mean group updates what it cannot hold of its optimizer states, at least."""
+        """Return the least seconds in which the mean group updates optimizer states that exceed its memory."""
         movable, room = self.movable[rows], self.setting.room
         short = self.states[rows] + movable + shape.groups * (room.overhead - room.memory)
         part = np.clip(short / np.maximum(movable, 1.0), 0.0, 1.0)
         return part * self.update_away[rows] / shape.groups
 
     def after(self, shape: Shape, rows: Array) -> Array:
-        """Seconds that follow the last micro-batch of any group, at least."""
+        """Return the least seconds after the last micro-batch of any group."""
         found = self.update[rows] / shape.groups
         for _, once, window in self.moved:
             found = found + _late(once[rows], window[rows], self.setting.constants.contention)
         return found
 
     def total(self, shape: Shape, rows: Array) -> Array:
-        """Seconds that all groups work together, at least: all micro-batches, and what ends the step."""
+        """Return the least seconds of work of all groups together: all micro-batches, and the update."""
         found = shape.micro_batches * self.work[rows] + self.update[rows]
         for moved, once, window in self.moved:
             every = moved[rows] + shape.groups * once[rows]
@@ -125,33 +124,33 @@ class Screen:
 
 
 def _late(moved: Array, window: Array, contention: float) -> Array:
-    """What is seen of so many seconds of transfers, if they may hide under so many of computation."""
+    """Return the exposed part of `moved` seconds of communication that may overlap with `window` of computation."""
     return np.maximum(contention * moved, moved - (1 - contention) * window)
 
 
 def holdable(setting: Setting, choices: Choices, groups: int, *, alone: bool = True) -> Array:
-    """Choices whose states fit, spread evenly over as many groups of devices as there are (`groups` at most).
+    """Return the choices whose states fit, spread evenly over as many device groups as exist (`groups` at most).
 
-    Not `alone`: other devices hold layers too, so that there are always as many groups.
+    Not `alone`: other devices hold layers too, so the number of groups is always `groups`.
     """
     held, most, room = *_held(setting, choices, groups, alone=alone), setting.room
     return (held.states / most + room.overhead <= room.memory) & ((held.host / most <= room.host) | (held.host <= 0))
 
 
 def possible(setting: Setting, choices: Choices, groups: int) -> Array:
-    """Grids whose states fit in one way or another: all sharded, on the devices or on the host."""
+    """Return the grids whose states fit in any way: all sharded, on the devices or offloaded."""
     return np.logical_or.reduce([holdable(setting, sharded(choices, *fractions), groups) for fractions in AWAY])
 
 
 def together(setting: Setting, *, offload: bool = True) -> bool:
-    """Whether all devices together can hold the states, each its part; on the host if they may be there."""
+    """Return True if all devices together can hold the states, offloaded if allowed."""
     one, count = np.ones(1, dtype=np.int64), setting.job.cluster.devices
     grid = bare(Grids(one, 0 * one, one, one, count * one, one, one, 0 * one), one)
     return any(bool(holdable(setting, sharded(grid, *away), 1)[0]) for away in (AWAY if offload else AWAY[:1]))
 
 
 def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tuple[Bytes, Array]:
-    """States of all layers, and the most groups that may share them."""
+    """Return the states of all layers, and the most groups that may share them."""
     job, layers = setting.job, list(zip(setting.chain.sorts, setting.chain.counts[-1], strict=True))
     once = choices.micro_batch == job.global_batch
     held = state_bytes(job, layers, cut_of(choices, job, setting.runtime), setting.runtime, once=once)
@@ -159,18 +158,18 @@ def _held(setting: Setting, choices: Choices, groups: int, *, alone: bool) -> tu
 
 
 def sharded(choices: Choices, optimizer: float = 0.0, parameters: float = 0.0) -> Choices:
-    """The same with all states sharded, and so much of them on the host."""
+    """Return the choices with all states sharded, and the given parts offloaded."""
     return replace(away(choices, optimizer, parameters), zero=np.full(len(choices), 3))
 
 
 def least_end(setting: Setting, site: StagePlacement, choices: Choices, groups: int) -> Array:
-    """Seconds of the update under any ZeRO level; on the host, where states fit in no other way."""
+    """Return the least seconds of the update under any ZeRO level; offloaded where states fit no other way."""
     every = sharded(choices, 1.0, 1.0)
     return updates(setting, site, replace(every, optimizer_away=least_away(setting, every, groups)))
 
 
 def least_away(setting: Setting, choices: Choices, groups: int) -> Array:
-    """The least part of optimizer states that must be on the host, where it may be, if all devices share evenly."""
+    """Return the least part of movable optimizer states that must be offloaded, if all devices share evenly."""
     room = setting.room
     here, most = _held(setting, replace(choices, optimizer_away=0 * choices.optimizer_away), groups, alone=True)
     there, _ = _held(setting, choices, groups, alone=True)
@@ -180,17 +179,17 @@ def least_away(setting: Setting, choices: Choices, groups: int) -> Array:
 
 
 def updates(setting: Setting, site: StagePlacement, choices: Choices) -> Array:
-    """Seconds in which one device would update all layers."""
-    job, ways = setting.job, cut_of(choices, setting.job, setting.runtime)
+    """Return the seconds in which one device would update all layers."""
+    job, configs = setting.job, cut_of(choices, setting.job, setting.runtime)
     layers = zip(setting.chain.sorts, setting.chain.counts[-1], strict=True)
-    return sum(n * update_seconds(job, [layer], ways, site) for layer, n in layers)
+    return sum(n * update_seconds(job, [layer], configs, site) for layer, n in layers)
 
 
 def useful(setting: Setting, rough: Prices, parents: Array) -> Array:
-    """Choices but for those that save memory for nothing.
+    """Return the choices, without those that save memory for nothing.
 
-    Where one device could hold all layers with all states, nothing is gained by states on the host, nor by a ZeRO
-    level that is in no respect faster than level 0 or 1 of the same grid (`parents` tells grids apart).
+    Where one device could hold all layers with all states, offload gains nothing. Neither does a ZeRO level that is in
+    no respect faster than level 0 or 1 of the same grid (`parents` tells grids apart).
     """
     choices = rough.choices
     roomy = _need_at_most(setting, rough) <= setting.room.memory
@@ -213,14 +212,14 @@ def useful(setting: Setting, rough: Prices, parents: Array) -> Array:
 
 
 def _contained(choices: Choices, parents: Array, movable: Array, kept: Array) -> Array:
-    """Choices with all states on the device, where any part of them may be on the host in another one."""
+    """Return the choices without offload whose twin may offload any part."""
     key = (parents * 4 + choices.zero) * (int(choices.zero_group.max(initial=0)) + 1) + choices.zero_group
     wide = np.unique(key[kept & movable & (choices.parameters_away == 0)])
     return np.flatnonzero((choices.optimizer_away == 0) & np.isin(key, wide))
 
 
 def _need_at_most(setting: Setting, rough: Prices) -> Array:
-    """Bytes if one device held all layers with all their states, and every micro-batch at once."""
+    """Return the bytes of one device with all layers, all their states, and every micro-batch at once."""
     every, count = setting.chain.counts[-1], setting.job.global_batch // rough.choices.micro_batch
     kept = count * (every @ (rough.kept[0] + rough.received)) + rough.moment[0].max(axis=0) + rough.buffers
     return setting.room.overhead + setting.room.loose * kept + every @ (rough.states + rough.movable + rough.host)

@@ -1,11 +1,11 @@
-"""What memory costs at least: bytes get a price, and every layer takes the mode that is then cheapest.
+"""Lower bound on the cost of memory: bytes get a price, and every layer takes its cheapest mode.
 
-Lagrangian relaxation. Of a group of devices that keeps `a` micro-batches, whatever modes its layers take,
+This is Lagrangian relaxation. For a device group that keeps `a` micro-batches, under any modes of its layers,
 
     seconds >= sum over layers of min over modes (seconds + x kept + y parked) - x D / a - y H / a
 
-for any prices x, y >= 0 in seconds per byte of one micro-batch, D and H being the bytes that device and host have for
-activations. The best of a few prices is a bound close to the truth; it holds for layers of any sorts in any mixture.
+for any prices x, y >= 0 in seconds per byte of one micro-batch. D and H are the bytes of device and host for
+activations. The best of a few prices is a bound close to the truth. It holds for layers of any kinds in any mixture.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-# The lower hull of seconds over bytes: the ways to save memory that a mix of others does not beat.
+# Lower hull of seconds over bytes: the memory savings that no mix of others beats.
 
 
 def hull(seconds: Sequence[float], size: Sequence[float]) -> list[int]:
-    """Points on it, from the fastest on to the one of the fewest bytes.
+    """Return the points on the hull, from the fastest to the one of the fewest bytes.
 
     >>> hull([1.0, 1.1, 1.9, 2.0], [10.0, 6.0, 5.0, 1.0])
     [0, 1, 3]
@@ -37,29 +37,29 @@ def hull(seconds: Sequence[float], size: Sequence[float]) -> list[int]:
 Array = Any
 _ROUNDING = 1e-6  # of a layer's seconds
 _HALVINGS = 10  # of the rate of updates on the host
-_DEAR = 1e3  # times what all layers take, for all that they keep: a price that only shows whether the bytes fit
+_DEAR = 1e3  # times the seconds of all layers, for all bytes they keep: a price that only shows whether the bytes fit
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Arrays of (price, choice), or (price, sort, choice)."""
+    """Relaxed costs as arrays of (price, choice), or (price, sort, choice)."""
 
     device: Array  # seconds per byte of one micro-batch
     host: Array
-    longer: Array  # seconds that a layer takes more at least, what it keeps and parks paid for
-    longer_back: Array  # the same of its backward pass only; no prices where no mode slows the forward pass
-    longest: Array  # (sort, choice): seconds that a layer takes more at most, and a little above that
-    usual: int  # prices that are of use in every pipeline; behind them, those of updates on the host
+    longer: Array  # least extra seconds of a layer, at prices for what it keeps and parks
+    longer_back: Array  # of its backward pass only; no prices if no mode slows the forward pass
+    longest: Array  # (sort, choice): most extra seconds of a layer, rounded up a little
+    usual: int  # number of prices useful in every pipeline; those of offloaded updates follow
 
     def take(self, rows: Array) -> Relaxed:
-        """Of some of the choices."""
+        """Return the costs of some choices."""
         device, host, longer, back, longest = (
             part[..., rows] for part in (self.device, self.host, self.longer, self.longer_back, self.longest)
         )
         return Relaxed(device, host, longer, back, longest, self.usual)
 
     def near(self, parts: Array) -> Relaxed:
-        """With the prices of optimizer states that matter where so many micro-batches of all are alive."""
+        """Return the costs with the prices of optimizer states that matter for these parts in flight."""
         if self.usual == len(self.device):
             return self
         low, high = (-np.log2([parts.max(), parts.min()])).clip(0, len(self.device) - self.usual - 1)
@@ -69,9 +69,9 @@ class Relaxed:
 
 
 def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: Array, rate: Array) -> Relaxed:
-    """From seconds and bytes of (mode, sort, choice); `every`: layers of each sort in the model.
+    """Return the costs from seconds and bytes of (mode, sort, choice); `every`: layers of each sort in the model.
 
-    `rate`: seconds of the update per byte of optimizer states on the host. Where a part of all micro-batches is alive, a
+    `rate`: seconds of the update per offloaded byte of optimizer states. If a part of all micro-batches is in flight, a
     byte of activations is worth that part of it.
     """
     both = forward + backward
@@ -97,13 +97,13 @@ def relaxed(every: Array, forward: Array, backward: Array, kept: Array, parked: 
 
 
 def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:
-    """(price, choice) on the device and on the host, from (mode, choice) of all layers.
+    """Return (price, choice) on the device and on the host, from (mode, choice) of all layers.
 
-    Where two modes of the lower hull of seconds over bytes cost the same; and, where the host is full too, what its
-    bytes must cost for a mode that parks to be no better than two that do not.
+    At such a price, two modes of the lower hull of seconds over bytes cost the same. If the host is full too, its price
+    makes an offloading mode no better than two others.
     """
     scale = 1 / np.maximum(seconds[:1], 1e-30), 1 / np.maximum(kept[:1], 1.0)
-    usual = (seconds * scale[0]).mean(axis=1), (kept * scale[1]).mean(axis=1)  # modes of a choice like most
+    usual = (seconds * scale[0]).mean(axis=1), (kept * scale[1]).mean(axis=1)  # modes of a typical choice
     away = np.flatnonzero((parked > 0).any(axis=1))
     dear = _DEAR * seconds[0] * scale[1][0]
     found = [(dear, 0 * dear)]
@@ -120,5 +120,5 @@ def _prices(seconds: Array, kept: Array, parked: Array) -> tuple[Array, Array]:
 
 
 def _slope(seconds: Array, kept: Array, one: int, other: int) -> Array:
-    """(choice,): seconds per byte, from one mode to another that keeps less."""
+    """Return (choice,): seconds per byte, from one mode to another that keeps less."""
     return np.maximum(seconds[other] - seconds[one], 0.0) / np.maximum(kept[one] - kept[other], 1.0)

@@ -1,7 +1,7 @@
-"""The time of a step for many candidates at once: bounds in closed form, and the schedule event by event.
+"""Time of a step for many candidates at once: bounds in closed form, and the schedule event by event.
 
-Candidates share a schedule and differ in the times of their stages. A bound is never above the event simulation, so
-that most candidates need not be simulated; the simulation equals `cost.simulate` to the last digit.
+Candidates share a schedule and differ in the times of their stages. A bound never exceeds the event simulation, so most
+candidates need no simulation. The simulation equals `cost.simulate` to the last digit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.plans.schedule import Action, Schedule, group_of_stage
 
 Array = Any
 _FEW = 6  # candidates that are simulated one by one
-SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that part input and weight gradients
+SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that separate input and weight gradients
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class StageTimes:
 
     forward: Array
     backward: Array
-    weight: Array  # the part of the backward pass that may wait
+    weight: Array  # the part of the backward pass that can be delayed
     send: Array  # while the receiver waits
-    blocking: Array  # of it, what keeps the sender busy too: 0 or the same as `send`
+    blocking: Array  # the part that keeps the sender busy: 0 or equal to `send`
 
     @property
     def input(self) -> Array:
@@ -37,7 +37,7 @@ class StageTimes:
 
 
 def durations(times: StageTimes) -> tuple[dict[str, Array], Array]:
-    """(candidate, stage) seconds of every kind of action as the step counts them, and the delay between two stages."""
+    """Return (candidate, stage) seconds of every kind of action in the step, and the delay between two stages."""
     forward, backward = times.forward.copy(), times.backward.copy()
     weight = np.minimum(times.weight, times.backward)
     forward[:, :-1] += times.blocking
@@ -49,9 +49,9 @@ def durations(times: StageTimes) -> tuple[dict[str, Array], Array]:
 
 @lru_cache(maxsize=4096)
 def warm_up(schedule: Schedule, groups: int, micro_batches: int) -> tuple[Array, Array]:
-    """Per group: the stage of its first backward action; (stage, group) how many forwards come before it.
+    """Return per group the stage of its first backward action, and (stage, group) the forwards before it.
 
-    In closed form, because tables of thousands of actions take longer than all else; tests hold it against them.
+    A closed form is used because tables of thousands of actions would dominate the time; tests compare the two.
     """
     p, m, v = groups, micro_batches, schedule.virtual
     counts = np.zeros((p * v, p))
@@ -75,7 +75,7 @@ def warm_up(schedule: Schedule, groups: int, micro_batches: int) -> tuple[Array,
 
 
 def alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
-    """(stage,): micro-batches that its group holds of it at one moment, when it holds many; the most where that is known."""
+    """Return (stage,): micro-batches of it that a full group holds; the most where it is known."""
     if schedule.name == "zero-bubble" and schedule.virtual == 1:
         return np.full(groups, float(min(micro_batches, groups)))
     _, counts = warm_up(schedule, groups, micro_batches)
@@ -83,7 +83,7 @@ def alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
 
 
 def most_alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
-    """(group,): micro-batches that a group ever holds of all its stages together, at most."""
+    """Return (group,): the most micro-batches that a group holds of all its stages together."""
     if schedule.name == "zero-bubble" and schedule.virtual == 1:
         return np.full(groups, float(min(micro_batches, groups)))
     _, counts = warm_up(schedule, groups, micro_batches)
@@ -92,16 +92,16 @@ def most_alive(schedule: Schedule, groups: int, micro_batches: int) -> Array:
 
 @dataclass(frozen=True)
 class Paths:
-    """What one micro-batch takes: arrays of (candidate, stage)."""
+    """Times of one micro-batch: arrays of (candidate, stage)."""
 
     forward: Array
-    back: Array  # the backward pass, or what the stage before waits for
+    back: Array  # the backward pass, or the part that the stage before waits for
     down: Array  # seconds from the first stage to each
     up: Array  # and back from each to the first
 
     @property
     def bottom(self) -> Array:
-        """(candidate,): the first micro-batch has passed the last stage."""
+        """(candidate,): time when the first micro-batch has passed the last stage."""
         return self.down[:, -1] + self.forward[:, -1]
 
 
@@ -109,11 +109,13 @@ def busy_ends(
     schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0,
     after: Array | float | None = None,
 ) -> tuple[Array, Paths]:  # fmt: skip
-    """(candidate, group): no group ends its own work earlier, if it works `extra` seconds more per micro-batch; `after`
-    (if not all) of them once it has begun to go back. Paths it may take:
+    """Return (candidate, group): bounds on the end of a group's own work, and the paths.
 
-    what comes before a group's first action, and its work;
-    the first micro-batch all the way down and back, then what the group still has to do.
+    A group works `extra` seconds more per micro-batch, `after` (default: all) of them once its backward passes have
+    begun. Two paths bound its end:
+
+    - the time before its first action, then its work
+    - the first micro-batch all the way down and back, then the group's remaining work
     """
     seconds, delay = durations(times)
     stages = times.forward.shape[1]
@@ -137,19 +139,19 @@ def least_ends(
     schedule: Schedule, groups: int, micro_batches: int, times: StageTimes, extra: Array | float = 0.0,
     after: Array | float | None = None,
 ) -> Array:  # fmt: skip
-    """(candidate, group): no group ends earlier; `extra` and `after` as of `busy_ends`."""
+    """Return (candidate, group): bounds on the end of a group; `extra` and `after` as in `busy_ends`."""
     return passed_up(schedule, micro_batches, *busy_ends(schedule, groups, micro_batches, times, extra, after))
 
 
 def passed_up(schedule: Schedule, micro_batches: int, ends: Array, paths: Paths) -> Array:
-    """(candidate, group): the same with what a group must wait for after its own work has begun to end."""
+    """Return (candidate, group): ends with the wait for other groups after the group's own work."""
     groups, back, up = ends.shape[1], paths.back, paths.up
     if schedule.name == "gpipe":
         last = paths.bottom + (micro_batches - 1) * paths.forward.max(axis=1)
         behind = np.flip(np.maximum.accumulate(np.flip(back, 1), axis=1), 1)  # the slowest from here to the last stage
         ends = np.maximum(ends, last[:, None] + (up[:, -1:] - up) + back[:, -1:] + (micro_batches - 1) * behind)
     if schedule.name not in SPLIT:
-        # After the last backward of a group its micro-batch still goes up to every group before it.
+        # After a group's last backward, its micro-batch still passes every group before it.
         later = ends + up[:, :groups]
         ends = np.maximum(ends, np.flip(np.maximum.accumulate(np.flip(later, 1), axis=1), 1) - up[:, :groups])
     return ends
@@ -157,7 +159,7 @@ def passed_up(schedule: Schedule, micro_batches: int, ends: Array, paths: Paths)
 
 @lru_cache(maxsize=4096)
 def homes(schedule: Schedule, stages: int) -> tuple[int, ...]:
-    """The group of devices of every stage."""
+    """Return the device group of every stage."""
     return tuple(group_of_stage(schedule, stages, s) for s in range(stages))
 
 
@@ -168,14 +170,14 @@ def _homes(schedule: Schedule, stages: int) -> Array:
 
 @lru_cache(maxsize=512)
 def membership(schedule: Schedule, stages: int) -> Array:
-    """(stage, group): 1 where the group runs the stage."""
+    """Return (stage, group): 1 where the group runs the stage."""
     homes = _homes(schedule, stages)
     return (homes[:, None] == np.arange(homes.max() + 1)).astype(float)
 
 
 @lru_cache(maxsize=64)
 def _in_order(schedule: Schedule, groups: int, micro_batches: int) -> tuple[tuple[int, Action], ...]:
-    """All actions, each after those it needs: (group, action). The order does not depend on times."""
+    """Return all actions, each after those it needs, as (group, action). The order does not depend on times."""
     table = action_table(schedule, groups, micro_batches)
     last = groups * schedule.virtual - 1
     done: set[tuple[int, str, int]] = set()
@@ -204,7 +206,7 @@ def _ready(action: Action, last: int, done: set[tuple[int, str, int]]) -> bool:
 
 
 def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
-    """(candidate, group): when each group has done its last action, by simulation."""
+    """Return (candidate, group): the end of each group's last action, by simulation."""
     seconds, delay = durations(times)
     stages = times.forward.shape[1]
     home = _homes(schedule, stages)
@@ -226,7 +228,7 @@ def _run(
     order: tuple[tuple[int, Action], ...], micro_batches: int, groups: int, columns: dict[str, list[Array]],
     hop: list[Array], zero: Array, later: Callable[[Array, Array], Array],
 ) -> list[Array]:  # fmt: skip
-    """When each group ends; times are arrays, or plain numbers, which is faster for a few candidates."""
+    """Return the end of each group; times are arrays, or plain numbers, which are faster for a few candidates."""
     stages = len(columns["F"])
     clock = [zero] * groups
     forwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
@@ -239,7 +241,7 @@ def _run(
                 now = later(now, forwards[stage - 1][m] + hop[stage - 1])
             forwards[stage][m] = clock[g] = now + columns["F"][stage]
         elif kind == "W":
-            clock[g] = now + columns["W"][stage]  # its first half ran on the same group
+            clock[g] = now + columns["W"][stage]  # its input gradient ran on the same group
         else:
             if stage < last:
                 now = later(now, backwards[stage + 1][m] + hop[stage])
@@ -248,5 +250,5 @@ def _run(
 
 
 def pick(times: StageTimes, rows: Array) -> StageTimes:
-    """Of some of the candidates."""
+    """Return the times of some candidates."""
     return StageTimes(*(getattr(times, name)[rows] for name in times.__dataclass_fields__))

@@ -1,7 +1,7 @@
-"""Candidates in tables: choices whose stages have the same number of devices and the same micro-batches.
+"""Tables of candidates: choices whose stages have equal devices and equal micro-batches.
 
-Every grid with every micro-batch gets a bound: the time of its layers, nothing repeated, no bubble, spread evenly over
-all devices. A table also knows the one choice that is as good as the best of its choices in every respect.
+Every grid with every micro-batch gets a bound: the time of its layers without recompute and bubble, spread evenly over
+all devices. A table also holds an ideal choice that is as good as the best of its choices in every respect.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Array = Any
 
 @dataclass(frozen=True)
 class Table:
-    """Choices whose stages have the same number of devices and the same micro-batches."""
+    """Choices whose stages have equal devices and equal micro-batches."""
 
     size: int  # devices of a stage
     micro_batches: int
-    groups: int  # the most that the cluster holds
+    groups: int  # most that the cluster holds
     choices: Choices
-    least: Array  # seconds below which none of them can be, in rising order
-    forward: Array  # (sort,): seconds that none of them undercuts
+    least: Array  # lower bounds in seconds, in rising order
+    forward: Array  # (sort,): lower bound of the choices' seconds
     backward: Array
-    through: Array  # (sort,): of the backward pass what the layers before wait for
-    passed_on: Array  # (sort,): bytes handed to the next layer, likewise
+    through: Array  # (sort,): the part of the backward pass that earlier layers wait for
+    passed_on: Array  # (sort,): lower bound of the bytes passed to the next layer
 
     @property
     def bound(self) -> float:
@@ -45,34 +45,34 @@ class Table:
 
     @property
     def seconds(self) -> Array:
-        """(sort,): of both passes."""
+        """(sort,): seconds of both passes."""
         return self.forward + self.backward
 
     @property
     def early(self) -> float:
-        """The least part of a layer's time that its forward pass takes."""
+        """Least part of a layer's time that its forward pass takes."""
         return float((self.forward / np.maximum(self.seconds, 1e-30)).min())
 
     def head(self, count: int) -> Table:
-        """The choices of least bound."""
+        """Return the choices of least bound."""
         return replace(
             self, choices=self.choices.take(np.arange(min(count, len(self.least)))), least=self.least[:count]
         )
 
     @property
     def promise(self) -> float:
-        """The bound with a bubble as 1F1B halves it: which tables to open first."""
+        """Bound with a bubble as 1F1B halves it: it orders the tables."""
         return self.bound * (1 + (self.groups - 1) / (2 * self.micro_batches))
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Candidates with the times of all layers but those of experts, which other schedules may hide more of."""
+    """Candidates with the times of all layers except experts, which other schedules may overlap more."""
 
     choices: Choices
-    unique: Choices  # one of each kind (`timed.alike`)
+    unique: Choices  # one of each kind (`layer_times.alike`)
     back: Array  # (choice,): its kind
-    passes: tuple[Array, ...]  # (sort, kind) each, as `passes_of` gives them
+    passes: tuple[Array, ...]  # (sort, kind) each, from `passes_of`
 
     @staticmethod
     def of(job: Job, chain: Chain, site: StagePlacement, choices: Choices) -> Frame:
@@ -82,14 +82,14 @@ class Frame:
         return Frame(choices, unique, back, all_passes(job, chain, unique, site, others))
 
     def take(self, rows: Array) -> Frame:
-        """Of some of the choices."""
+        """Return the frame of some choices."""
         used, back = np.unique(self.back[rows], return_inverse=True)
         passes = tuple(part[:, used] for part in self.passes)
         return Frame(self.choices.take(rows), self.unique.take(used), back.reshape(-1), passes)
 
 
 def framed(job: Job, chain: Chain, site: StagePlacement, limits: Limits, recomputes: Sequence[Recompute]) -> Frame:
-    """Every grid with every number of samples per replica, but for those that another one beats."""
+    """Return every grid with every number of samples per replica, without dominated ones."""
     frame = Frame.of(job, chain, site, _candidates(job, site, limits))
     if not len(frame.choices):
         return frame
@@ -99,7 +99,7 @@ def framed(job: Job, chain: Chain, site: StagePlacement, limits: Limits, recompu
 
 
 def tables(job: Job, chain: Chain, site: StagePlacement, limits: Limits, most_groups: int, frame: Frame) -> list[Table]:
-    """All of them, the most promising first."""
+    """Return all tables, the most promising first."""
     every, back = frame.choices, frame.back
     if not len(every):
         return []
@@ -124,14 +124,15 @@ def tables(job: Job, chain: Chain, site: StagePlacement, limits: Limits, most_gr
 
 
 def numbers(job: Job, choices: Choices) -> Array:
-    """(choice,): the number of the table it belongs to."""
+    """Return (choice,): the number of its table."""
     return choices.grids.devices * (job.global_batch + 1) + choices.micro_batch
 
 
 def least_per_sample(job: Job, chain: Chain, site: StagePlacement, limits: Limits) -> float:
-    """Device-seconds of one sample that no plan undercuts, however the batch is divided.
+    """Return a lower bound on the device-seconds of one sample, for any division of the batch.
 
-    As if one replica took the whole batch at once (more samples are never dearer per sample), and all devices worked.
+    It assumes that one replica takes the whole batch at once (more samples never cost more per sample), and all devices
+    work.
     """
     grids = bare_grids(job, site.fabric, limits)
     if not len(grids):
@@ -144,7 +145,7 @@ def least_per_sample(job: Job, chain: Chain, site: StagePlacement, limits: Limit
 
 
 def _candidates(job: Job, site: StagePlacement, limits: Limits) -> Choices:
-    """Every grid with every number of samples per replica."""
+    """Return every grid with every number of samples per replica."""
     grids = all_grids(job, site.fabric, limits)
     parts, samples, beaten = [], [], needless(grids, site)
     for size in divisors(job.global_batch):
@@ -165,7 +166,7 @@ def _candidates(job: Job, site: StagePlacement, limits: Limits) -> Choices:
 
 
 def _least(job: Job, chain: Chain, site: StagePlacement, limits: Limits, frame: Frame) -> tuple[Array, ...]:
-    """(sort, kind) of all layers."""
+    """Return bounds of (sort, kind) for all layers."""
     experts = [i for i, layer in enumerate(chain.sorts) if layer.experts]
     if not experts:
         return frame.passes
@@ -178,7 +179,7 @@ def _least(job: Job, chain: Chain, site: StagePlacement, limits: Limits, frame: 
 def _least_experts(
     job: Job, chain: Chain, site: StagePlacement, limits: Limits, choices: Choices, experts: list[int]
 ) -> list[Array]:
-    """(expert sort, choice): the same for layers of experts, the best of all foldings."""
+    """Return bounds of (expert sort, choice): the best of all foldings of experts."""
     first, back = alike_experts(choices, site)
     some = choices.take(first)
     every, count = foldings(job, site.fabric, limits), len(first)

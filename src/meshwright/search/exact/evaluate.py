@@ -1,4 +1,4 @@
-"""The fastest choice of a shape that fits: every group settled, the step simulated."""
+"""Find the fastest choice of a shape that fits: fit every group, simulate the step."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from meshwright.search.space.cuts import Family
 Array = Any
 _POWER = 24  # of the mean over groups
 _STEP = 1 / 8
-_LEVELS = np.arange(9) * _STEP  # the most of its optimizer states that any group has on the host
+_LEVELS = np.arange(9) * _STEP  # most optimizer states that any group offloads
 
 
 def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
-    """The fastest choice of a table that fits and takes less than `limit` seconds."""
+    """Return the fastest choice of a table that fits and takes less than `limit` seconds."""
     if not setting.stagewise and shape.groups > 1 and len(modes) > 1:
         return _alike(setting, shape, cuts, table, modes, limit)
     if shape.groups == 1 or not table.movable.any():
         return _best_of(setting, shape, cuts, table, modes, limit, weigh=True)
-    # The group with the longest update decides: all may have as much on the host as it has.
+    # The group with the longest update decides: all may offload as much as it does.
     may, (settled,) = _may_win(setting, shape, Family([cuts], setting.chain.counts), table, modes, limit)
     near = np.flatnonzero(may[0])
     if not len(near):
@@ -40,7 +40,7 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
     if not away.any():
         return _best_of(setting, shape, cuts, table, modes, limit, weigh=True, settled=settled)
     low, high = away.min(axis=1, keepdims=True), away.max(axis=1, keepdims=True)
-    # Where no group would have any on its own, none has; else those about what they would have, and a step more.
+    # If no group would offload alone, none does; else try levels near its own value, and a step more.
     some = (low - _STEP < _LEVELS) & (high + 2 * _STEP * (high > 0) + 1e-9 > _LEVELS)
     at, level = np.nonzero(some)
     rows, caps = near[at], _LEVELS[level]
@@ -52,14 +52,14 @@ def best_of(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: li
 
 
 def may_win(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], limit: float) -> Array:
-    """(cuts, choice): whether it may be below a limit, each group as if its update were the longest."""
+    """Return (cuts, choice): True if it may be below a limit, each group as if its update were the longest."""
     return _may_win(setting, shape, cuts, table, modes, limit)[0]
 
 
 def _may_win(
     setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], limit: float
 ) -> tuple[Array, list[list[Settled]]]:
-    """The same, and how all groups of each of the cuts are then settled."""
+    """Return the result of `may_win`, and the fit of all groups under each of the cuts."""
     free = free_times(setting, shape, cuts, table.columns)
     settled = _settled(setting, shape, cuts, table, modes, free, limit, weigh=True)
     plain = (free.forward + free.backward) @ membership(shape.schedule, shape.stages)
@@ -76,8 +76,8 @@ def _settled(
     setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode], free: StageTimes, limit: float, *,
     weigh: bool,
 ) -> list[list[Settled]]:  # fmt: skip
-    """All groups of all cuts."""
-    most = setting.within(shape, limit) / shape.micro_batches  # seconds of one micro-batch that a group may take
+    """Return the fit of all groups under all cuts."""
+    most = setting.within(shape, limit) / shape.micro_batches  # seconds per micro-batch of a group
     ample = roomy(setting, shape, cuts, table, modes).all(axis=2)
     tight = [(cut, group) for q, cut in enumerate(cuts.cuts) for group in range(shape.groups) if not ample[q, group]]
     found = iter(_settle(setting, shape, tight, table, modes, {}, most, weigh=weigh))
@@ -94,7 +94,7 @@ def _best_of(
     setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float, *, weigh: bool,
     settled: list[Settled] | None = None,
 ) -> Found | None:  # fmt: skip
-    """The same; groups are settled already, or so that their updates count (`weigh`) or do not."""
+    """Return the fastest choice below `limit`; `weigh`: the updates of groups not `settled` yet count."""
     family = Family([cuts], setting.chain.counts)
     free = free_times(setting, shape, family, table.columns)
     settled = settled or _settled(setting, shape, family, table, modes, free, limit, weigh=weigh)[0]
@@ -124,7 +124,7 @@ def _best_of(
 
 
 def _batches(count: int) -> Iterator[slice]:
-    """The first alone, a few, then the rest."""
+    """Yield the first alone, a few, then the rest."""
     edges = [0, 1, *range(5, count, 64), count]
     return (slice(low, high) for low, high in pairwise(edges) if low < min(high, count))
 
@@ -133,9 +133,9 @@ def best_cuts(
     setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices, modes: list[Mode], limit: float,
     known: dict[object, Settled], tried: int, cap: float,
 ) -> list[Found]:  # fmt: skip
-    """One choice (all that the table holds) with several cuts: the `tried` most promising ones, simulated.
+    """Return one choice (all that the table holds) with the `tried` most promising cuts, simulated.
 
-    Of several groups none has more than `cap` of its optimizer states on the host.
+    Of several groups none offloads more than `cap` of its optimizer states.
     """
     if not cuts:
         return []
@@ -185,7 +185,7 @@ def best_cuts(
 
 
 def _simulated(setting: Setting, shape: Shape, times: StageTimes, late: Array, update: Array) -> tuple[Array, Array]:
-    """(candidate,): seconds of the step, and a mean over groups that the slowest dominate."""
+    """Return (candidate,): seconds of the step, and a mean over groups that the slowest dominate."""
     exact = ends(shape.schedule, shape.groups, shape.micro_batches, times)
     seconds = setting.total(shape, joined(exact, late, update))
     slowest = exact.max(axis=1, keepdims=True)
@@ -195,18 +195,18 @@ def _simulated(setting: Setting, shape: Shape, times: StageTimes, late: Array, u
 def _modes(
     settled: list[Settled], row: int, cap: float = 1.0
 ) -> tuple[tuple[tuple[int, int, int], ...], tuple[float, ...]]:
-    """Per group: its modes, and which part of its optimizer states is on the host."""
+    """Return per group its modes, and the offloaded part of its optimizer states."""
     modes = tuple((int(s.first[row]), int(s.second[row]), int(s.split[row])) for s in settled)
     return modes, tuple(_rounded(cap * float(s.away[row])) for s in settled)
 
 
 def _rounded(part: float) -> float:
-    """Without what arithmetic adds to a multiple of 1 / 128."""
+    """Return the nearest multiple of 1 / 128, without rounding errors."""
     return round(part * STEPS) / STEPS
 
 
 def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: list[Mode], limit: float) -> Found | None:
-    """The same with one mode for all stages."""
+    """Return the fastest choice with one mode for all stages."""
     best = None
     for i, mode in enumerate(modes):
         found = best_of(setting, shape, cuts, table.under(i), [mode], best.seconds if best else limit)
@@ -217,7 +217,7 @@ def _alike(setting: Setting, shape: Shape, cuts: Cuts, table: Prices, modes: lis
 
 
 def _plain(free: StageTimes, stages: Array, cuts: Cuts) -> Settled:
-    """A group that keeps everything."""
+    """Return the fit of a group that keeps everything."""
     count = len(free.forward)
     none, start = np.zeros(count, dtype=np.int64), cuts[stages[0]]
     both = (free.forward[:, stages], free.backward[:, stages])
@@ -226,7 +226,7 @@ def _plain(free: StageTimes, stages: Array, cuts: Cuts) -> Settled:
 
 
 def roomy(setting: Setting, shape: Shape, cuts: Family, table: Prices, modes: list[Mode]) -> Array:
-    """(cuts, group, choice): whether a group surely fits with nothing repeated."""
+    """Return (cuts, group, choice): True if a group surely fits without recompute."""
     room, chain = setting.room, setting.chain
     if modes[0] != Mode():
         return np.zeros((len(cuts), shape.groups, len(table.choices)), dtype=bool)
@@ -248,7 +248,7 @@ def _settle(
     setting: Setting, shape: Shape, groups: list[tuple[Cuts, int]], table: Prices, modes: list[Mode],
     known: dict[object, Settled], most: float, *, weigh: bool,
 ) -> list[Settled]:  # fmt: skip
-    """The modes of some groups under some cuts; those with the same layers and as much in flight are settled once."""
+    """Return the modes of some groups under some cuts; equal layers and micro-batches in flight are fitted once."""
     chain, counts = setting.chain, setting.chain.counts
     keys, loads, cap = [], {}, table.cap.tobytes()
     for cuts, group in groups:
@@ -256,7 +256,7 @@ def _settle(
         mixes = in_flight(shape.schedule, shape.groups, shape.micro_batches, group)
         elsewhere = chain.elsewhere(held)
         ends_here = (held[0][0] == 0, held[-1][1] == len(chain.sort))
-        # What a group holds matters, and what it needs from elsewhere, not where it stands.
+        # The result depends on the layers of a group and on its needs from elsewhere, not on its position.
         key = (
             cap,
             mixes,
@@ -281,7 +281,7 @@ def _settle(
 
 
 def _times(free: StageTimes, shape: Shape, settled: list[list[Settled]]) -> StageTimes:
-    """Times of all stages under the settled modes: of one cut with several choices, or of several cuts with one."""
+    """Return the times of all stages under the fitted modes: one cut with several choices, or several cuts with one."""
     mine = stages_of(shape).reshape(-1)
     forward, backward = np.empty_like(free.forward), np.empty_like(free.backward)
     forward[:, mine] = np.concatenate([np.concatenate([s.forward for s in row], axis=1) for row in settled])
@@ -290,7 +290,7 @@ def _times(free: StageTimes, shape: Shape, settled: list[list[Settled]]) -> Stag
 
 
 def _all_tied(setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Prices) -> dict[int, Array]:
-    """By group, for each of the cuts or each choice: seconds in which gradients of tied weights travel."""
+    """Return by group, for each cut or choice: seconds of communication for gradients of tied weights."""
     if not setting.chain.tied:
         return {}
     known: dict[object, Array] = {}
@@ -309,7 +309,7 @@ def _all_tied(setting: Setting, shape: Shape, cuts: Sequence[Cuts], table: Price
 
 
 def _tied(setting: Setting, shape: Shape, held: list[Range], group: int, table: Prices) -> Array:
-    """(choice,)"""
+    """Return (choice,): seconds of communication for one group's gradients of tied weights."""
     elsewhere = setting.chain.elsewhere(held)
     more = extras(setting.chain, table, elsewhere, setting.gradient_bytes)
     if more is None:

@@ -1,7 +1,7 @@
 """Move the cuts of a plan while that makes it faster.
 
-Cuts that are balanced by time may stand better a layer further: where groups have different memory in use, or the ends
-of the chain weigh more on some grids than on others.
+Cuts balanced by time may be better a layer further: groups may use different amounts of memory, or the ends of the
+chain may cost more on some grids than on others.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from meshwright.search.space.cuts import Cutter, Family
 
 Array = Any
 _ROUNDS = 24
-_SLACK = 1.002  # of a plan's time: so much slower it may become if more groups are fast
-_BALANCED = 3  # rounds of balancing with what memory asks of each group
+_SLACK = 1.002  # of a plan's time: it may become this much slower if more groups are fast
+_BALANCED = 3  # rounds of balancing with each group's cost of memory
 _SHORT = 32  # stages; longer pipelines have hundreds of neighbours
-_ANYWHERE = 17  # cuts; of longer pipelines layers go to a neighbour, or the next but one
+_ANYWHERE = 17  # cuts; in longer pipelines, layers move to the next stage or the one after it
 _TRIED = 6  # neighbours that are simulated in each round
-_FEW = 4  # stages; their cuts are looked for all over the chain
-_ROUGH = 96  # of those, that are settled
-_SETTLED = 4  # times as many are settled
+_FEW = 4  # stages; their cuts are searched all over the chain
+_ROUGH = 96  # of those, fitted roughly
+_SETTLED = 4  # times as many are fitted
 
 
 def polished(
     setting: Setting, places: list[int], modes: list[Mode], found: Found, tried: int = _TRIED,
     known: dict[object, Settled] | None = None,
 ) -> Found:  # fmt: skip
-    """The same choice with cuts that are better than some of their neighbours, the `tried` most promising of each.
+    """Return the same choice with better cuts, trying the `tried` most promising neighbours in each round.
 
-    `places` are those where a cut may stand; `known` keeps how groups were settled, for calls with the same choice.
+    `places` are the allowed cuts; `known` keeps fits of groups, for calls with the same choice.
     """
     rounds = _ROUNDS if found.shape.stages <= _SHORT else 2
     known = {} if known is None else known
@@ -60,8 +60,10 @@ def started(
     cuts: Sequence[Cuts],
     known: dict[object, Settled],
 ) -> list[Found]:
-    """The same choice with other cuts, fastest first: some given ones, those that weigh how much slower memory makes
-    each group, and of few stages some from anywhere."""
+    """Return the same choice with other cuts, fastest first.
+
+    Tried are given cuts, cuts weighted by how much memory slows each group, and, for few stages, some from anywhere.
+    """
     shape = found.shape
     seen = {found.cuts: found}
     tried, waiting = {found.cuts}, [*cuts, *_anywhere(setting, cutter, found)]
@@ -77,7 +79,7 @@ def started(
 
 
 def _anywhere(setting: Setting, cutter: Cutter, found: Found) -> list[Cuts]:
-    """The most promising of cuts all over the chain, where few stages leave few ways to cut it roughly."""
+    """Return the most promising of cuts all over the chain; with few stages there are few rough cuts."""
     if not 2 <= found.shape.stages <= _FEW:
         return []
     cuts = cutter.roughly(found.shape.stages)
@@ -91,7 +93,7 @@ def _simulated(
     setting: Setting, modes: list[Mode], found: Found, cuts: Sequence[Cuts], limit: float, known: dict[object, Settled],
     tried: int,
 ) -> list[Found]:  # fmt: skip
-    """A plan's choice with other cuts: the most promising of those below a limit. One mode for all stages stays so."""
+    """Return a choice with the most promising of other cuts below a limit. One mode for all stages stays so."""
     one, cap = found.table.take(np.array([found.row])), max(found.away, default=1.0)
     if setting.stagewise or found.shape.groups == 1:
         others = best_cuts(setting, found.shape, cuts, one, modes, limit, known, tried, cap)
@@ -108,7 +110,7 @@ def _seconds_per_layer(setting: Setting, found: Found) -> Array:
 
 
 def _slower(setting: Setting, found: Found) -> Array:
-    """(group,): what its layers take under their modes, of what they take with nothing repeated."""
+    """Return (group,): time of its layers under their modes over the time without recompute."""
     both = (found.table.forward + found.table.backward)[:, :, found.row]  # (mode, sort)
     counts, factors = setting.chain.counts, []
     for group, (first, second, split) in enumerate(found.modes):
@@ -126,7 +128,7 @@ def _slower(setting: Setting, found: Found) -> Array:
 def _better(
     setting: Setting, places: list[int], modes: list[Mode], best: Found, known: dict[object, Settled], tried: int
 ) -> Found | None:
-    """One of the neighbours, if it is faster; least bound first."""
+    """Return one of the neighbours if it is faster; least bound first."""
     cuts = list(neighbours(best.cuts, places))
     if not cuts:
         return None
@@ -139,7 +141,7 @@ def _better(
 
 
 def neighbours(cuts: Cuts, places: list[int]) -> Iterator[Cuts]:
-    """One layer (or two) of a stage given to its neighbour, or to another stage: all cuts between them move."""
+    """Yield cuts with one layer (or two) moved to another stage; all cuts between them move."""
     every = [0, *places, cuts[-1]]
     index = {place: i for i, place in enumerate(every)}
     at = [index[cut] for cut in cuts]

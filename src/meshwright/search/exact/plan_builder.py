@@ -1,4 +1,4 @@
-"""From what the search found to the plan document."""
+"""Build the plan document of a search result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.search.space.candidates import Choices
 
 
 def plan_of(job: Job, found: Found, modes: list[Mode], start: int = 0) -> Plan:
-    """The document of a candidate whose first device has the number `start`."""
+    """Return the document of a candidate whose first device has the number `start`."""
     shape = found.shape
     stages = []
     for s in range(shape.stages):
@@ -41,8 +41,11 @@ def _spans(model: Model, found: Found, modes: list[Mode], stage: int, group: int
 def stage_spans(
     model: Model, choices: Choices, row: int, modes: list[Mode], chosen: tuple[int, int, int], where: Range, away: float
 ) -> tuple[Span, ...]:
-    """One stage: a choice for all its layers, two modes, of which the second begins at some layer, and the part of its
-    optimizer states on the host."""
+    """Return the spans of one stage.
+
+    A stage has one choice for all its layers, two modes (the second begins at some layer), and an offloaded part of its
+    optimizer states.
+    """
     low, high = where
     first, second, split = chosen
     middle = min(max(split, low), high)
@@ -59,7 +62,7 @@ def stage_spans(
 
 
 def repeated(model: Model, layers: range, mode: Mode) -> RecomputeLevel | tuple[str, ...]:
-    """The operators of a mode that these layers have."""
+    """Return the operators of a mode that these layers have."""
     if isinstance(mode.recompute, str):
         return mode.recompute  # type: ignore[return-value]
     have = frozenset().union(*(model.layers[i].op_names for i in layers))

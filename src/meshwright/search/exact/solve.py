@@ -1,10 +1,10 @@
-"""The search: every shape in the order of its bound, until no bound is below the best plan found.
+"""Search every shape in the order of its bound, until no bound is below the best plan found.
 
 1. Grids of equal stage size and micro-batch form a table with a bound (`candidate_tables.py`).
-2. Of every table, pipelines are kept that some grid may win in (`pruning.py`, `pruning.py`).
-3. Choices (with ZeRO levels and states on the host) are priced; bounds with the memory of all devices, then with the
-   bubble, then with the memory of each group drop nearly all of them (`lower_bounds.py`).
-4. What is left is settled and simulated, least bound first (`memory_fit.py`, `step_time.py`).
+2. A table keeps the pipelines in which some grid may win (`pruning.py`).
+3. Choices (with ZeRO levels and offloaded states) are priced. Bounds with the memory of all devices, with the bubble,
+   and with the memory of each group drop nearly all of them (`lower_bounds.py`).
+4. The rest is fitted and simulated, least bound first (`memory_fit.py`, `step_time.py`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from meshwright.search.space.schedules import group_counts, schedules
 Array = Any
 Item = tuple[Shape, Array, Array]  # a pipeline, choices, and their bounds
 _CHUNK = 96  # choices that are bounded with the memory of each group at once
-_PROBED = 8  # tables whose best choices are looked at first
-_HEAD = 2  # of each
-_MANY = 1500  # grids with micro-batches that a plan must leave at most
-_FIRST = 24  # choices of each pipeline that are looked at before there is a plan
+_PROBED = 8  # tables whose best choices are tried first
+_HEAD = 2  # per table
+_MANY = 1500  # grids with micro-batches that a good plan leaves at most
+_FIRST = 24  # choices of each pipeline that are tried before there is a plan
 _POLISHED = 32  # stages of plans whose cuts are moved at once; those of longer ones only in the end
-_NEAR = 1.02  # of the best plan's time: plans this near may win once their cuts are moved
-_CLOSE = 1.02  # the same in the end, for cuts that are moved with more care
-_DEEP = 4  # shapes whose best plan's cuts are moved with more care
+_NEAR = 1.02  # of the best plan's time: closer plans may win once their cuts are moved
+_CLOSE = 1.02  # the same at the end, with a wider search of cuts
+_DEEP = 4  # shapes whose best plan's cuts get the wider search
 _TRIED = 8  # neighbours of their cuts that are simulated
 _FEW = 8  # stages: their cuts are moved from more starts
 _STARTS = 2  # cuts from which they are moved
@@ -69,26 +69,26 @@ _STARTS = 2  # cuts from which they are moved
 
 @dataclass
 class Search:
-    """One search: what it looked at, the best plans so far, and the bound below which nothing is left."""
+    """One search: statistics, the best plans so far, and the bound of everything left."""
 
     job: Job
     runtime: Runtime
     limits: Limits = field(default_factory=Limits)
     constants: Constants = DEFAULT
     deadline: float = float("inf")  # by time.monotonic()
-    grace: float = 0.0  # seconds beyond the deadline in which a first plan is still looked for
+    grace: float = 0.0  # seconds beyond the deadline to look for a first plan
     on_step: Callable[[float, float], None] | None = None  # called with (best, bound) now and then
     best: list[Found] = field(default_factory=list)  # best first
-    by_shape: dict[Shape, Found] = field(default_factory=dict)  # the best of every shape that was simulated
+    by_shape: dict[Shape, Found] = field(default_factory=dict)  # the best of every simulated shape
     explored: int = 0  # choices x cuts x schedules that got a bound
-    settled: int = 0  # of these, cuts that were settled and simulated
-    bound: float = 0.0  # seconds below which no plan can be
+    settled: int = 0  # of these, cuts that were fitted and simulated
+    bound: float = 0.0  # lower bound on the seconds of any plan
     first_only: bool = False  # stop at the first plan that fits
-    effort: float = float("inf")  # bounds, and fifty for each cut that is settled, until it is given up
-    has_first: bool = False  # a plan is there already: not even a first look must outlast the deadline
+    effort: float = float("inf")  # limit on bounds computed, with fifty for each cut that is fitted
+    has_first: bool = False  # a plan exists already: even the first look keeps the deadline
     known_cuts: Known = field(default_factory=dict)  # shared by searches of one model under the same limits
-    frame: Frame | None = None  # candidates, shared with the search of schedules that hide experts
-    ceiling: float = float("inf")  # seconds; slower plans are of no use
+    frame: Frame | None = None  # candidates, shared with the search of schedules that overlap experts
+    ceiling: float = float("inf")  # seconds; slower plans are useless
 
     def __post_init__(self) -> None:
         job = self.job
@@ -108,7 +108,7 @@ class Search:
 
     @property
     def limit(self) -> float:
-        """Seconds of the best plan so far, or above which none is of use."""
+        """Seconds of the best plan so far, or the most that is useful."""
         return self.best[0].seconds if self.best else self.ceiling
 
     @property
@@ -122,10 +122,10 @@ class Search:
         return time.monotonic() > self.deadline + (0.0 if self.best else self.grace)
 
     def run(self) -> None:
-        """Search the whole space; a schedule that changes what layers cost is searched on its own."""
+        """Search the whole space; a schedule that changes the cost of layers has its own search."""
         apart = self._apart()
         waiting = self._tables()
-        if apart:  # where experts matter its plans are mostly faster: they rule out most of the rest
+        if apart:  # with experts its plans are mostly faster: they rule out most of the rest
             apart.best, apart.by_shape, apart.frame = [], {}, self.frame
             others = apart._tables()
             apart._probe(others)
@@ -143,7 +143,7 @@ class Search:
             self.settled += apart.settled
 
     def _apart(self) -> Search | None:
-        """DualPipeV hides the experts' all-to-alls under the other direction's computation: all prices differ."""
+        """Return a search of DualPipeV, which overlaps the experts' all-to-alls: all prices differ."""
         hides = max(self.runtime.overlap_experts, self.constants.dual_pipe)
         mixture = any(layer.experts for layer in self.chain.sorts)
         if not mixture or hides == self.runtime.overlap_experts or "dualpipev" not in self._names:
@@ -163,10 +163,10 @@ class Search:
         return found
 
     def _probe(self, waiting: list[Table]) -> None:
-        """Look at the best choices of the tables that look best, bubble included, until a plan leaves few others.
+        """Try the best choices of the most promising tables, bubble included, until a plan leaves few others.
 
-        A good plan rules most of the rest out before it is priced. This takes a fraction of a second, so that it is
-        done whatever the time limit.
+        A good plan rules out most of the rest before pricing. This takes a fraction of a second, so any time limit
+        allows it.
         """
         self._probing = True
         start, some = 0, _PROBED
@@ -186,7 +186,7 @@ class Search:
             some = len(waiting) if self.limit < float("inf") else 2 * some
             self._open([table for table in waiting[:some] if table.bound < self.limit])
             if self.late:
-                return  # the bound stays that of the tables that were open
+                return  # the bound stays that of the open tables
             waiting = waiting[some:]
         self._deepen()
         self.bound = self.limit
@@ -217,12 +217,12 @@ class Search:
 
     @property
     def most_groups(self) -> int:
-        """Device groups that a pipeline may have."""
+        """Most device groups of a pipeline."""
         most = len(self._cutter.places) + 1 if self.limits.allows("pp") else 1
         return min(most, int(self.limits.fixed.get("pp", most)))
 
     def _open(self, some: list[Table]) -> None:
-        """Look at all pipelines of some tables, in the order of their bounds."""
+        """Search all pipelines of some tables, in the order of their bounds."""
         some = [table for table in some if not self.late and any(self._shapes(table))]
         if not some:
             return
@@ -271,7 +271,7 @@ class Search:
         return found if self.setting.partial else found.fixed()
 
     def _wanted(self, bare_: LayerTimes, some: list[Table]) -> list[tuple[Shape, Array]]:
-        """Every pipeline of some tables with the grids that may win in it."""
+        """Return every pipeline of some tables with the grids that may win in it."""
         choices = bare_.choices
         screen = Screen(self.setting, bare_, least_end(self.setting, self.site, choices, self.most_groups))
         home = numbers(self.job, choices)
@@ -288,11 +288,11 @@ class Search:
         return found
 
     def _shapes(self, table: Table) -> Iterator[Shape]:
-        """Pipelines that would win if one choice were best in every respect, and layers could be cut at will."""
+        """Yield pipelines that would win if one choice were best in every respect, with free cuts."""
         setting, size, count = self.setting, table.size, table.micro_batches
         every = self.chain.counts[-1]
         work = count * float(every @ table.seconds)
-        once = {True: float(every @ (table.forward + table.through)), False: work / count}  # gradients apart, or not
+        once = {True: float(every @ (table.forward + table.through)), False: work / count}  # split backward or not
         first = 1 if self._probing else None
         for groups in group_counts(self.job, self.limits, size, table.groups, all_devices=self._probing):
             if setting.total(Shape(groups, size, Schedule(), count), work / groups) >= self.limit:
@@ -304,8 +304,7 @@ class Search:
                     yield shape
 
     def _bounded(self, known: Priced, items: list[Item]) -> list[Any]:
-        """A heap of pipelines with their choices, by bounds with the memory of all devices, then with the bubble of the
-        schedule and the end of the step."""
+        """Return a heap of pipelines with their choices, by bounds with pooled memory, bubble and update."""
         waiting: list[Any] = []
         items = [(shape, rows[least < self.limit], least[least < self.limit]) for shape, rows, least in items]
         if items:
@@ -333,7 +332,7 @@ class Search:
         return self._count
 
     def _settle(self, known: Priced, waiting: list[Any]) -> None:
-        """Least bound first: bound a few choices with the memory of each group, simulate what is left."""
+        """Bound a few choices with the memory of each group, least bound first, and simulate what is left."""
         while waiting and not self.late:
             least, _, shape, rows, bounds = heapq.heappop(waiting)
             if least >= self.limit:
@@ -350,7 +349,7 @@ class Search:
                 self._simulate(shape, part, exact[np.ix_(rows_, columns)], known.take(few[columns]))
 
     def _simulate(self, shape: Shape, cuts: Family, bound: Array, table: Prices) -> None:
-        """Settle and simulate all choices of a table, the cuts of least bound first."""
+        """Fit and simulate all choices of a table, the cuts of least bound first."""
         near = _NEAR if shape.stages <= _POLISHED else 1.0
         if len(cuts) > 1:  # all at once, and most of them cannot win
             may = may_win(self.setting, shape, cuts, table, self.modes, near * self.limit)
@@ -363,7 +362,7 @@ class Search:
                 self._offer(best_of(self.setting, shape, cuts.cuts[q], some, self.modes, near * self.limit))
 
     def choices_of(self, shape: Shape) -> Choices:
-        """Every choice of a shape's stage size and micro-batch, whether it may win or not."""
+        """Return every choice of a shape's stage size and micro-batch."""
         grids = all_grids(self.job, self.site.fabric, self.limits)
         samples = self.job.global_batch // shape.micro_batches
         rows = np.flatnonzero((grids.devices == shape.devices) & (samples % grids.dp == 0))
@@ -380,7 +379,7 @@ class Search:
             self._keep(found)
 
     def _again(self, found: Found) -> Found:
-        """The same cuts with another part of the optimizer states on the host, if that is faster."""
+        """Return the plan with another offloaded part of the optimizer states, if that is faster."""
         one = found.table.take(np.array([found.row]))
         if found.shape.groups == 1 or not one.movable.any():
             return found
@@ -394,12 +393,12 @@ class Search:
             self.by_shape[found.shape] = found
 
     def cuts(self, shape: Shape) -> Family:
-        """Cuts of the chain into the stages of a shape."""
+        """Return cuts of the chain into the stages of a shape."""
         return self._cutter.cuts(homes_of(shape), shape.devices, shape.micro_batches)
 
 
 def _halves(items: list[Item]) -> tuple[list[Item], list[Item]]:
-    """The choices of least bound, and the rest: a first plan rules most out before they are priced under every mode."""
+    """Return the choices of least bound, and the rest: a first plan rules most out before they are fully priced."""
     first: list[Item] = []
     rest: list[Item] = []
     for shape, rows, bound in items:

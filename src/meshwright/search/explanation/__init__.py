@@ -1,12 +1,12 @@
-"""What limits a plan, what would help, and how plans compare.
+"""Explanation of a plan: its bottleneck, its best improvements, and comparison with other plans.
 
-- `bottleneck`: what limits a plan now, in one sentence with its number
+- `bottleneck`: the bottleneck of a plan, in one sentence with its number
 - `compare`: two plans side by side
 - `explain`: `explain(job, plan)`
-- `features`: what a plan chose, said briefly
-- `html`: a found plan as a page of its own, and a sweep as another
-- `improvements`: what would help most
+- `features`: the choices of a plan, in short
+- `html`: HTML pages of a plan and of a sweep
+- `improvements`: changes with the largest gains
 - `runners_up`: runners-up
 - `sweep`: `sweep(...)`
-- `time_breakdown`: where the seconds of a step go, in the few groups people ask about
+- `time_breakdown`: the seconds of a step in a few groups
 """

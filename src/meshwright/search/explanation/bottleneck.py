@@ -1,4 +1,4 @@
-"""What limits a plan now, in one sentence with its number; and what binds each of its device groups."""
+"""Bottleneck of a plan, in one sentence with its number, and the limit of each device group."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from meshwright.plans.stored_estimate import MEMORY_PARTS
 from meshwright.search.explanation.features import groups_of, spans_of
 from meshwright.search.explanation.time_breakdown import MEMORY_SAVERS, Spending
 
-_LITTLE = 0.02  # of the step: below this nothing but computation limits it
+_LITTLE = 0.02  # of the step: below this only computation limits it
 _FULL = 0.05  # of a device's memory: with less than this free, memory binds
-# Axes of communication -> the degrees whose devices talk to one another.
+# Axes of communication -> the degrees whose devices communicate.
 _JOINED = {
     "tp": ("tp",), "ring": ("ring",), "ulysses": ("ulysses",), "zero": ("ulysses", "ring", "dp"),
     "gradients": ("ulysses", "ring", "dp"), "relayout": ("tp", "ulysses", "ring", "dp"),
@@ -29,7 +29,7 @@ _JOINED = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What costs the step most beside computing at full rate."""
+    """Largest cost of the step other than computation at full rate."""
 
     name: str
     seconds: float
@@ -38,11 +38,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class StageLimit:
-    """What binds one device group: its memory, its work, or neither (it waits for others)."""
+    """Limit of one device group: its memory, its work, or neither (it waits for others)."""
 
     devices: str
     binding: Literal["memory", "work", "nothing"]
-    largest: str  # the part of the memory that takes most
+    largest: str  # the largest part of the memory
     largest_bytes: int
     total_bytes: int
     capacity_bytes: int
@@ -62,7 +62,7 @@ class StageLimit:
 
 
 def limit_of(found: Estimate) -> Limit:
-    """The one thing that costs most; computation itself where nothing else does."""
+    """Return the largest cost; computation itself if nothing else costs."""
     short = max(found.memory, key=lambda row: max(row.short_by, row.host_short_by))
     if missing := max(short.short_by, short.host_short_by):
         text = f"memory: it does not fit, short by {size(missing)} on devices {short.devices}"
@@ -99,7 +99,7 @@ def _limits(found: Estimate) -> Iterator[Limit]:
 
 
 def _links(found: Estimate, spent: Spending) -> Iterator[Limit]:
-    """Communication that nothing hides, apart by whether it leaves a node."""
+    """Yield exposed communication, separated by whether it leaves a node."""
     axes = {a: s for a, s in spent.exposed.items() if a not in MEMORY_SAVERS}
     axes["gradients"] = spent.groups["gradients"]
     for outside, name in ((True, "links between nodes"), (False, "links inside a node")):
@@ -111,7 +111,7 @@ def _links(found: Estimate, spent: Spending) -> Iterator[Limit]:
 
 
 def _leaves_node(found: Estimate, axis: str) -> bool:
-    """Whether devices that share an axis sit in different nodes, on any stage."""
+    """Return True if devices that share an axis are in different nodes, on any stage."""
     stages = [stage for p in found.plan.pipelines for stage in p.stages]
     return axis == "between pipelines" or any(_spread(found.job, stage, axis) for stage in stages)
 
@@ -129,7 +129,7 @@ def _spread(job: Job, stage: Stage, axis: str) -> bool:
 
 
 def _strides(span: Span) -> Iterator[tuple[str, int]]:
-    """(axis, positions from one of its members to the next)."""
+    """Yield (axis, positions from one of its members to the next)."""
     stride = 1
     for axis in span.order:
         yield axis, stride
@@ -137,9 +137,9 @@ def _strides(span: Span) -> Iterator[tuple[str, int]]:
 
 
 def small_products(found: Estimate) -> float:
-    """Seconds of a step that matrix products take beyond their FLOPs at the rate the chip sustains, about.
+    """Return the approximate seconds that matrix products take beyond their FLOPs at the sustained rate.
 
-    Forward products are priced as the plan cuts them; a backward pass is taken for two of them.
+    Forward products are priced as the plan cuts them; a backward pass counts as two of them.
     """
     job, lost = found.job, 0.0
     for pipeline in found.plan.pipelines:
@@ -157,7 +157,7 @@ def small_products(found: Estimate) -> float:
 
 
 def stage_limits(found: Estimate) -> tuple[StageLimit, ...]:
-    """One for each device group, in the order of the plan."""
+    """Return one limit per device group, in the order of the plan."""
     rows, limits = iter(found.memory), []
     for pipeline in found.pipelines:
         busy = [0.0] * pipeline.timeline.groups

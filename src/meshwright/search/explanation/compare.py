@@ -1,4 +1,4 @@
-"""Two plans side by side: how their jobs and choices differ, what they reach, and where the time differs."""
+"""Compare two plans: their jobs and choices, their results, and the parts of their time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOB = ("model", "cluster", "global_batch", "seq_len", "precision", "optimizer")
 
 @dataclass(frozen=True)
 class Row:
-    """One fact of both."""
+    """One fact of both plans."""
 
     name: str
     first: str
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeRow:
-    """Seconds of one part of a step, in both, and the change in parts of the first step (for equal tokens)."""
+    """Seconds of one part of a step in both plans, and the change in parts of the first step (for equal tokens)."""
 
     name: str
     first: float
@@ -38,11 +38,11 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two priced plans, compared."""
+    """Comparison of two priced plans."""
 
     first: Estimate
     second: Estimate
-    job: tuple[Row, ...]  # what differs
+    job: tuple[Row, ...]  # differences
     choices: tuple[Row, ...]
     reached: tuple[Row, ...]
     time: tuple[TimeRow, ...]  # where the second spends more, first
@@ -54,14 +54,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Verdict in one sentence."""
         if abs(self.gain) < 0.0005:
             return "both are equally fast per device"
         better, change = ("second", self.gain) if self.gain > 0 else ("first", 1 / (1 + self.gain) - 1)
         return f"the {better} trains {percent(change)} tokens per second and device"
 
     def to_table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return the comparison as JSON knows it."""
         return {
             "verdict": self.verdict,
             "gain": self.gain,
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def compare(first: Estimate, second: Estimate) -> Comparison:
-    """Price both before; a framework may differ too."""
+    """Compare two priced plans; their frameworks may differ too."""
     parts = [Spending.of(found).parts for found in (first, second)]
     time = [TimeRow(n, parts[0].get(n, 0.0), parts[1].get(n, 0.0), part) for n, part in differences(first, second)]
     return Comparison(

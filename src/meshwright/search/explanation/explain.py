@@ -1,4 +1,4 @@
-"""`explain(job, plan)`: where the step goes, what limits it now, and what would help most; for any plan."""
+"""`explain(job, plan)`: the parts of a step, its bottleneck, and the best improvements, for any plan."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BUDGET = 1.0  # seconds for all searches of an explanation
 
 @dataclass(frozen=True)
 class Explanation:
-    """One plan, explained."""
+    """Explanation of one plan."""
 
     estimate: Estimate
     spending: Spending
-    limit: Limit  # what costs most now
-    stages: tuple[StageLimit, ...]  # what binds each device group
-    helps: tuple[Help, ...]  # what would gain most, first
+    limit: Limit  # largest cost now
+    stages: tuple[StageLimit, ...]  # limit of each device group
+    helps: tuple[Help, ...]  # largest gain first
 
     def to_table(self) -> dict[str, Any]:
-        """As JSON knows it; times in seconds, gains as parts of the tokens per second."""
+        """Return the explanation as JSON knows it; times in seconds, gains as parts of the tokens per second."""
         found = self.estimate
         return {
             "step_time_s": found.step_seconds,
@@ -45,8 +45,9 @@ class Explanation:
 def explain(
     job: Job, plan: Plan, runtime_name: str | Runtime = "meshwright", *, seconds: float = BUDGET
 ) -> Explanation:
-    """Explain a plan, whether a search found it or a person wrote it; `seconds` is for asking what would help
-    (none: nothing is searched).
+    """Explain a plan, whether a search found it or a person wrote it.
+
+    `seconds` is the time to search for improvements (none: no search).
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("gpt2-xl"), mw.Cluster.preset("8xa100-80gb"), global_batch=64, seq_len=1024)
@@ -56,7 +57,7 @@ def explain(
     found = estimate(job, plan, runtime_name)
     try:
         more = helps(found, seconds) if seconds > 0 else ()
-    except KeyboardInterrupt:  # what was priced is still worth showing
+    except KeyboardInterrupt:  # the priced part is still worth showing
         more = ()
     return Explanation(found, Spending.of(found), limit_of(found), stage_limits(found), more)
 

@@ -1,4 +1,4 @@
-"""What a plan chose, said briefly: its degrees and switches over all its spans."""
+"""Choices of a plan in short: its degrees and switches over all its spans."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _DEGREES = ("dp", "tp", "ulysses", "ring", "ep", "etp")
 
 
 def spans_of(plan: Plan) -> Iterator[Span]:
-    """Every span of every stage of every pipeline."""
+    """Return every span of every stage of every pipeline."""
     return (span for pipeline in plan.pipelines for stage in pipeline.stages for span in stage.spans)
 
 
 def groups_of(pipeline: Pipeline) -> int:
-    """Device groups: what people call the pipeline degree."""
+    """Return the number of device groups, also called the pipeline degree."""
     return len(pipeline.stages) // pipeline.schedule.virtual
 
 
 def choices(plan: Plan) -> dict[str, str]:
-    """Name -> value; where stages or spans differ, every value that occurs.
+    """Return name -> value; where stages or spans differ, every value that occurs.
 
     >>> plan = Plan.of({"model": "tiny-llama", "cluster": "4xh100", "global_batch": 8, "tp": 2, "pp": 2})
     >>> found = choices(plan)

@@ -1,6 +1,6 @@
-"""A found plan as a page of its own, and a sweep as another. Both need nothing else and open from the file system.
+"""HTML pages of a plan and of a sweep; both are self-contained and open from the file system.
 
-The report is the estimate's page (timeline, where the time goes, memory) with what a search adds to it.
+The report is the estimate's page (timeline, parts of the step, memory) with the results of the search.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from meshwright.search.explanation.runners_up import RunnerUp
 from meshwright.search.explanation.sweep import Point
 from meshwright.search.planner import Answer
 
-_COLOURS = [colour for _, _, colour in MEMORY_PARTS]  # apart for colour-blind readers; letters say the same
-_TIMELINE = "<h2>One step, device group by device group"  # of the estimate's page: what is new stands before it
-_END = '<p class="dim" id="convention">'  # and behind everything else
+_COLOURS = [colour for _, _, colour in MEMORY_PARTS]  # distinct for colour-blind readers; letters carry the same
+_TIMELINE = "<h2>One step, device group by device group"  # in the estimate's page: new parts go before it
+_END = '<p class="dim" id="convention">'  # and after everything else
 _RUNNER_TITLES = ("kind", "step", "slower", "memory", "loses on", "plan")
 
 
 def report(
     answer: Answer, explanation: Explanation | None, runners: Sequence[RunnerUp], proof: str, notes: Sequence[str] = ()
 ) -> str:
-    """HTML of a plan that a search found; without an explanation (the search was stopped) its parts are left out."""
+    """Return the HTML of a plan from a search; its explanation is left out if the search was stopped."""
     above, below = _asset("plan.html").split("<!-- below -->")
     data = _data(answer, explanation, runners) | {"proof": proof}
     text = page(answer.estimate, notes).replace("<title>meshwright estimate", "<title>meshwright plan", 1)
@@ -46,7 +46,7 @@ def report(
 
 
 def sweep_page(points: Sequence[Point], price: float | None = None) -> str:
-    """HTML of a sweep: throughput against cost, and every row."""
+    """Return the HTML of a sweep: throughput against cost, and every row."""
     job = points[0].job
     unit = "device-hours" if price is None else "dollars"
     drawn = [
@@ -75,7 +75,7 @@ def _asset(name: str) -> str:
 
 
 def _filled(template: str, data: dict[str, Any]) -> str:
-    """A template with its script and its data; "</" would end the script element early, wherever a name contains it."""
+    """Return a template with its script and its data; "</" in a name would end the script element early."""
     whole = template.replace("__SCATTER__", _asset("scatter.js"))
     return whole.replace("__DATA__", json.dumps(data).replace("</", "<\\/"))
 
@@ -100,14 +100,14 @@ def _data(answer: Answer, explanation: Explanation | None, runners: Sequence[Run
 
 
 def _marks(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Strategy -> (letter, colour)."""
+    """Return strategy -> (letter, colour)."""
     texts = dict.fromkeys(strategy_text(span) for span in spans_of(plan))
     symbols = string.ascii_uppercase + string.ascii_lowercase
     return {text: (symbols[i % len(symbols)], _COLOURS[i % len(_COLOURS)]) for i, text in enumerate(texts)}
 
 
 def _map(found: Estimate, marks: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
-    """A row per device group: which layers it runs, how."""
+    """Return a row per device group: its layers and their strategies."""
     rows: list[dict[str, Any]] = []
     for pipeline in found.plan.pipelines:
         first = len(rows)
@@ -130,7 +130,7 @@ def _cell(found: Estimate, span: Span, stage: int, marks: dict[str, tuple[str, s
 
 
 def _helps(explanation: Explanation) -> list[dict[str, Any]]:
-    """Rows as the estimate's page draws bars."""
+    """Return rows as the estimate's page draws bars."""
     return [
         {"name": h.change, "parts": [[h.text, h.gain, _COLOURS[0]]], "label": h.text.removeprefix(f"{h.change}: ")}
         for h in explanation.helps
@@ -144,7 +144,7 @@ def _runner_row(runner: RunnerUp) -> list[str]:
 
 
 def _scatter(answer: Answer, runners: Sequence[RunnerUp]) -> dict[str, Any]:
-    """Memory against throughput of every plan that was priced to its end."""
+    """Return memory against throughput of every fully priced plan."""
     winner = answer.estimate
     plans = [("best", "the plan", winner)]
     plans += [("runner", runner.kind, runner.estimate) for runner in runners]

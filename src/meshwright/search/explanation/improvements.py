@@ -1,7 +1,7 @@
-"""What would help most: the same job with a little more of something, planned or priced again.
+"""Improvements: the same job with a little more of something, planned or priced again.
 
-A plan that a search found is searched again under the same limits, a short time for each change; a plan that a person
-wrote is priced again as it is, since a new search would mostly show how far it was from the best.
+A plan from a search is searched again under the same limits, a short time for each change. A plan by hand is only
+priced again, since a new search would mostly show its distance from the best.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _VISIBLE = 0.0005  # a smaller gain is not worth a line
 
 @dataclass(frozen=True)
 class Help:
-    """One change and what it gains in tokens per second."""
+    """One change and its gain in tokens per second."""
 
     change: str
     gain: float
-    at_least: bool = False  # the search for it ran out of time
+    at_least: bool = False  # its search ran out of time
     note: str = ""
 
     @property
@@ -42,21 +42,21 @@ class Help:
 
 @dataclass(frozen=True)
 class Variation:
-    """A changed job."""
+    """Changed job."""
 
     change: str
     job: Job
 
 
 def helps(found: Estimate, seconds: float) -> tuple[Help, ...]:
-    """Every change that makes it fit or gains something, the greatest gain first; all searches share `seconds`."""
+    """Return the changes that make it fit or gain something, the greatest first; all searches share `seconds`."""
     more = _searched(found, seconds) if found.plan.search else _priced(found, seconds)
     made = [h for h in (*more, *without(found)) if h.gain >= _VISIBLE or h.note]
     return tuple(sorted(made, key=lambda h: (not h.note, -h.gain)))
 
 
 def without(found: Estimate) -> list[Help]:
-    """Gains by arithmetic: the step less what a part of it takes."""
+    """Return gains by arithmetic: the step less the time of a part."""
     spent = Spending.of(found)
     saving = sum(spent.exposed.get(axis, 0.0) for axis in MEMORY_SAVERS)
     parts = {
@@ -68,7 +68,7 @@ def without(found: Estimate) -> list[Help]:
 
 
 def variations(job: Job) -> list[Variation]:
-    """Jobs with more memory, a larger batch, a faster network."""
+    """Return jobs with more memory, a larger batch, a faster network."""
     found = [_memory(job)]
     if 2 * job.global_batch <= LARGEST_BATCH:
         twice = 2 * job.global_batch
@@ -79,7 +79,7 @@ def variations(job: Job) -> list[Variation]:
 
 
 def _memory(job: Job) -> Variation:
-    """About a tenth more, a round number."""
+    """Return a job with about a tenth more memory, a round number."""
     least = min(group.device.memory for group in job.cluster.groups)
     extra = 2 ** max(round(log2(least / 10 / GIB)), 0) * GIB
     text = f"{size(extra).replace('.0', '')} more per device"
@@ -87,7 +87,7 @@ def _memory(job: Job) -> Variation:
 
 
 def _network(job: Job) -> Variation:
-    """Twice the rate of the outermost links: between nodes, or inside the only one."""
+    """Return a job with twice the rate of the outermost links: between nodes, or inside the only one."""
     cluster = job.cluster
     groups = [replace(g, links=(*g.links[:-1], _doubled(g.links[-1]))) for g in cluster.groups]
     between = _doubled(cluster.between) if cluster.between else None
@@ -111,7 +111,7 @@ def _searched(found: Estimate, seconds: float) -> Iterator[Help]:
 
 
 def _priced(found: Estimate, seconds: float) -> Iterator[Help]:
-    """A plan by hand: as it is on the changed job, and how much better the best plan is."""
+    """Yield the gains of a plan by hand: as it is on the changed job, and with the best plan."""
     best = quick(found.job, found.runtime, Limits(), seconds)
     if best and found.fits:
         yield Help("the best plan", _gain(found, best.estimate), not best.proven)
@@ -128,7 +128,7 @@ def _priced(found: Estimate, seconds: float) -> Iterator[Help]:
 
 
 def on_batch(plan: Plan, batch: int) -> Plan | None:
-    """The plan with more micro-batches of the same size; none where that cannot be."""
+    """Return the plan with more micro-batches of the same size, or None if that is impossible."""
     factor, rest = divmod(batch, plan.job.global_batch)
     if factor == 1 and not rest:
         return plan
@@ -141,6 +141,6 @@ def on_batch(plan: Plan, batch: int) -> Plan | None:
 
 
 def _gain(found: Estimate, other: Estimate) -> float:
-    """Tokens per second of the whole job, relative."""
+    """Return the relative gain in tokens per second of the whole job."""
     ours, theirs = (e.job.tokens_per_step / e.step_seconds for e in (found, other))
     return theirs / ours - 1

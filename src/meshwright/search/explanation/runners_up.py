@@ -1,7 +1,7 @@
-"""Runners-up: the best plans of another kind than the winner, and what each of them loses on.
+"""Runners-up: the best plans of other kinds than the winner, and the main loss of each.
 
-A second plan that differs in one layer teaches nothing. These leave out something the winner uses, or use something
-it leaves out, and are the best that such a search finds.
+A second plan that differs in one layer teaches nothing. A runner-up leaves out something the winner uses, or uses
+something it leaves out, and is the best that such a search finds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from meshwright.search.side_search import answers, limits_of
 from meshwright.search.space.limits import Limits
 
 _SAME = 1e-5  # relative; two plans this near teach nothing new
-_NEW_SCHEDULES = ("zero-bubble", "zbv", "dualpipev")  # backward passes cut in two
+_NEW_SCHEDULES = ("zero-bubble", "zbv", "dualpipev")  # split backward passes
 
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """The best plan of a kind."""
+    """Best plan of a kind."""
 
     kind: str
     plan: Plan
     estimate: Estimate
-    slower: float  # relative to the winner; below zero where the winner's search was cut short
+    slower: float  # relative to the winner; negative if the winner's search was cut short
     loses: str
     cut_short: bool = False  # its search ran out of time: the best of its kind may be faster
 
@@ -47,7 +47,7 @@ class RunnerUp:
 
 
 def runners_up(answer: Answer, *, most: int = 3, seconds: float = 1.5) -> tuple[RunnerUp, ...]:
-    """At most so many plans of other kinds, the fastest first; `seconds` are shared by all searches."""
+    """Return at most `most` plans of other kinds, the fastest first; all searches share `seconds`."""
     if most < 1:
         return ()
     winner = answer.estimate
@@ -69,7 +69,7 @@ def runners_up(answer: Answer, *, most: int = 3, seconds: float = 1.5) -> tuple[
 
 
 def _on_the_way(answer: Answer, seen: list[tuple[Pipeline, ...]], most: int) -> Iterator[RunnerUp]:
-    """Plans that were best for a while, where there are too few of other kinds."""
+    """Yield plans that were best for a while, if there are too few of other kinds."""
     winner = answer.estimate
     for other in [plan for plan in answer.others if plan.pipelines not in seen][: max(most, 0)]:
         priced = estimate(winner.job, other, winner.runtime)
@@ -78,18 +78,18 @@ def _on_the_way(answer: Answer, seen: list[tuple[Pipeline, ...]], most: int) -> 
 
 
 def _kinds(job: Job, plan: Plan, limits: Limits) -> Iterator[tuple[str, Limits]]:
-    """(name, limits) of other kinds, within what the user allowed."""
+    """Yield (name, limits) of other kinds, within the user's limits."""
     for name, fixed, forbidden in _other(job, plan):
         try:
             both = Limits.of({**fixed, **limits.fixed}, {*forbidden, *limits.forbidden}, limits.headroom)
         except InputError:
-            continue  # the user has fixed what this kind forbids
+            continue  # the user has fixed a value that this kind forbids
         if (both.fixed, both.forbidden) != (limits.fixed, limits.forbidden):
             yield name, both
 
 
 def _other(job: Job, plan: Plan) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-    """(name, what is fixed, what is forbidden) of kinds that differ from a plan's."""
+    """Yield (name, fixed values, forbidden names) of kinds that differ from a plan's."""
     spans, pipeline = list(spans_of(plan)), plan.pipelines[0]
     if groups_of(pipeline) > 1:
         yield "no pipeline", {}, ("pp",)

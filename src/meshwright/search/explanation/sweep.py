@@ -1,4 +1,4 @@
-"""`sweep(...)`: the best plan for every number of nodes, batch and sequence, what it costs, and which are worth it."""
+"""`sweep(...)`: the best plan for every number of nodes, batch and sequence, its cost, and the worthwhile points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.search.space.limits import Limits
 
 @dataclass(frozen=True)
 class Point:
-    """One combination: what the best plan reaches, or why there is none."""
+    """One combination: the best plan's results, or why there is none."""
 
     job: Job
     nodes: int
@@ -42,11 +42,11 @@ class Point:
 
     @property
     def device_hours(self) -> float:
-        """Per billion tokens; infinite where nothing fits."""
+        """Device hours per billion tokens; infinite where nothing fits."""
         return self.devices * 1e9 / self.tokens_per_second / 3600 if self.best else float("inf")
 
     def to_table(self, price: float | None = None) -> dict[str, Any]:
-        """A row; `price` is in dollars per device and hour."""
+        """Return a row; `price` is in dollars per device and hour."""
         row: dict[str, Any] = {
             "nodes": self.nodes, "devices": self.devices, "batch": self.job.global_batch, "seq": self.job.seq_len,
             "fits": self.best is not None, "problem": self.problem,
@@ -79,7 +79,7 @@ def sweep(
     time_limit: float = 10.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Point]:
-    """Plan every combination; `time_limit` is for each. Points that are worth it are marked.
+    """Plan every combination; `time_limit` is for each. Worthwhile points are marked.
 
     >>> import meshwright as mw
     >>> points = sweep(mw.Model.preset("gpt2-xl"), mw.Cluster.preset("8xa100-80gb"), [32, 64], [1024])
@@ -89,7 +89,7 @@ def sweep(
     framework = runtime(runtime_name) if isinstance(runtime_name, str) else runtime_name
     clusters = [on_nodes(cluster, count) for count in nodes] or [cluster]
     combinations = list(product(clusters, seqs, batches))
-    # Every job is made before the first search: a mistake in the last combination shows at once.
+    # Every job is made before the first search, so that a mistake in the last combination shows at once.
     jobs = [Job(model, c, batch, seq, precision, optimizer) for c, seq, batch in combinations]
     questions = [Question(job, framework, limits or Limits(), time_limit) for job in jobs]
     points = [Point(job, _nodes(job), None, problem="interrupted") for job in jobs]
@@ -117,7 +117,7 @@ def _point(question: Question) -> Point:
 
 
 def marked(points: Sequence[Point]) -> list[Point]:
-    """Those on the front of throughput against cost are marked as worth it."""
+    """Return points, with those on the front of throughput against cost marked."""
 
     def beaten(p: Point) -> bool:
         mine = (p.tokens_per_second, -p.device_hours)
@@ -128,7 +128,7 @@ def marked(points: Sequence[Point]) -> list[Point]:
 
 
 def on_nodes(cluster: Cluster, nodes: int) -> Cluster:
-    """The same cluster with another number of nodes, and a reference that a document can hold."""
+    """Return the cluster with another number of nodes, and a reference that a document can hold."""
     if len(cluster.groups) > 1:
         raise InputError("has several groups of nodes, of which none can be scaled alone", field="CLUSTER")
     group = cluster.groups[0]

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, in the few groups people ask about, and what one plan loses on against another."""
+"""Seconds of a step in a few groups, and the losses of one plan against another."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from meshwright.cost.chrome_trace import NAMES
 from meshwright.cost.estimate import Estimate
 
-# Parts of an estimate's breakdown -> their group; every other part is communication, which is told apart by axis.
+# Parts of an estimate's breakdown -> their group; every other part is communication, listed by axis.
 _GROUP_OF = {
     "forward compute": "compute", "backward compute": "compute", "recompute": "recompute",
     "pipeline bubble": "bubble", "gradients": "gradients", "optimizer": "optimizer", "host": "host",
     "stragglers": "stragglers", "waiting": "stragglers",
 }  # fmt: skip
 GROUPS = ("compute", "recompute", "bubble", "communication", "gradients", "optimizer", "host", "stragglers")
-MEMORY_SAVERS = ("offload", "swap")  # axes of communication that are the price of too little memory
-# How people read them.
+MEMORY_SAVERS = ("offload", "swap")  # axes of communication that save memory
+# Names for people.
 TITLES = {
     "bubble": "pipeline bubble", "communication": "exposed communication", "host": NAMES["host"],
     "stragglers": NAMES["waiting"],
 }  # fmt: skip
-_VISIBLE = 0.0005  # of a step; less than this is not worth a word
+_VISIBLE = 0.0005  # of a step; smaller parts are not listed
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Spending:
 
     @staticmethod
     def of(found: Estimate) -> Spending:
-        """
+        """Return the spending of an estimate.
+
         >>> import meshwright as mw
         >>> job = mw.Job(mw.Model.preset("llama3-8b"), mw.Cluster.preset("8xh100"), global_batch=64, seq_len=8192)
         >>> spent = Spending.of(mw.estimate(job, {"tp": 2, "pp": 2, "recompute": "full"}))
@@ -49,17 +50,17 @@ class Spending:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Groups with communication told apart by axis, under the names people read."""
+        """Groups with communication by axis, under the names people read."""
         found = {TITLES.get(name, name): s for name, s in self.groups.items() if name != "communication"}
         return found | {NAMES.get(axis, axis): seconds for axis, seconds in self.exposed.items()}
 
     def part(self, group: str) -> float:
-        """The fraction of the step that a group takes."""
+        """Return the fraction of the step that a group takes."""
         return self.groups[group] / self.step_seconds
 
 
 def losses(winner: Estimate, other: Estimate, most: int = 2) -> str:
-    """What `other` spends more on than `winner`, in parts of the winner's step; steps of equal tokens are compared."""
+    """Return the parts on which `other` spends more than `winner`, in parts of the winner's step, for equal tokens."""
     worse = [(name, part) for name, part in differences(winner, other) if part >= _VISIBLE][:most]
     text = ", ".join(f"{name} {percent(part)}" for name, part in worse) or "nothing"
     spare = other.peak_memory - winner.peak_memory
@@ -69,7 +70,7 @@ def losses(winner: Estimate, other: Estimate, most: int = 2) -> str:
 
 
 def differences(first: Estimate, second: Estimate) -> list[tuple[str, float]]:
-    """(what, how much more of it the second spends, in parts of the first's step), the greatest first."""
+    """Return (part, extra time of the second, in parts of the first's step), the greatest first."""
     scale = first.job.tokens_per_step / second.job.tokens_per_step
     mine, theirs = Spending.of(first).parts, Spending.of(second).parts
     names = dict.fromkeys([*mine, *theirs])
@@ -78,7 +79,7 @@ def differences(first: Estimate, second: Estimate) -> list[tuple[str, float]]:
 
 
 def percent(part: float) -> str:
-    """A change, with a digit behind the point while it is small.
+    """Return a change in percent, with one decimal while it is small.
 
     >>> percent(0.114), percent(0.031), percent(-0.002)
     ('+11 %', '+3.1 %', '-0.2 %')

@@ -1,5 +1,5 @@
-"""Clusters of several kinds of devices.
+"""Plans for clusters of several kinds of devices.
 
-- `cluster`: clusters of different devices
+- `cluster`: one plan for every kind of device
 - `pipeline`: one pipeline across kinds of devices
 """

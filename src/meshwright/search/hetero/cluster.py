@@ -1,8 +1,8 @@
-"""Clusters of different devices: every group of equal nodes runs a plan of its own on its share of the batch.
+"""Search on clusters of different devices: every group of equal nodes gets its own plan and share of the batch.
 
-Each share of each group is a search on that group alone, so every group has its own stages, tensor and context
-parallelism, recomputation and offload. Shares are counted in equal parts of the batch; combinations are looked at in
-the order of their bounds, until none can be faster than the best plan found.
+Each share of each group is a search on that group alone. Every group therefore has its own stages, tensor and context
+parallelism, recompute and offload. Shares are counted in equal parts of the batch. Combinations are tried in the order
+of their bounds, until none can be faster than the best plan found.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from meshwright.search.space.activation_modes import recomputes
 from meshwright.search.space.cuts import Known
 from meshwright.search.space.limits import Limits
 
-_PARTS = 16  # the batch is shared out in so many parts, or fewer where it does not divide
+_PARTS = 16  # the batch is shared in so many parts, or fewer if it does not divide
 _FINE = 64  # parts of the last step
 Shares = tuple[int, ...]  # samples of each group
 
 
 def parts_of(batch: int, most: int) -> int:
-    """Equal parts that a batch divides into, `most` or fewer.
+    """Return the number of equal parts of a batch, `most` or fewer.
 
     >>> parts_of(96, 64)
     48
@@ -44,7 +44,7 @@ def parts_of(batch: int, most: int) -> int:
 
 @dataclass
 class MixedSearch:
-    """The search over shares; `best` holds (seconds, plan), fastest first."""
+    """Search over shares; `best` holds (seconds, plan), fastest first."""
 
     job: Job
     runtime: Runtime
@@ -71,14 +71,14 @@ class MixedSearch:
         return self.best[0][0] if self.best else float("inf")
 
     def run(self) -> None:
-        """Look at combinations of shares, least bound first; a search on one group makes a bound exact."""
-        for _ in range(2):  # a good plan rules most of the others out
+        """Try combinations of shares, least bound first; a search on one group makes a bound exact."""
+        for _ in range(2):  # a good plan rules out most of the others
             self._proportional(self._speed(), _PARTS)
         waiting = [(self._bound(shares), shares) for shares in self._shares()]
         heapq.heapify(waiting)
         while waiting:
             least, shares = heapq.heappop(waiting)
-            if (now := self._bound(shares)) > least:  # more is known than when it was put there
+            if (now := self._bound(shares)) > least:  # the bound has risen since it was put there
                 heapq.heappush(waiting, (now, shares))
                 continue
             self.bound = min(least, self.limit)
@@ -90,7 +90,7 @@ class MixedSearch:
                 return
             unknown = [i for i, share in enumerate(shares) if share and (i, share) not in self._known]
             if unknown:
-                # The group that takes longest decides; once it is known the combination may be out.
+                # The slowest group decides; once it is known, the combination may be out.
                 slowest = max(unknown, key=lambda i: self._least(i, shares[i]))
                 self._search(slowest, shares[slowest])
                 heapq.heappush(waiting, (self._bound(shares), shares))
@@ -102,7 +102,7 @@ class MixedSearch:
         self._across()
 
     def _proportional(self, speed: list[float], most_parts: int) -> None:
-        """Look at shares in proportion to how fast the groups seem to be, in so many parts of the batch at most."""
+        """Try shares in proportion to the estimated speed of the groups, in at most `most_parts` of the batch."""
         batch = self.job.global_batch
         unit = batch // parts_of(batch, most_parts)
         shares = [round(batch * v / sum(speed) / unit) * unit for v in speed]
@@ -115,16 +115,15 @@ class MixedSearch:
         self._price(tuple(shares))
 
     def _speed(self) -> list[float]:
-        """Samples per second of each group with its part of the best shares; as its bound says before there are any."""
+        """Return samples per second of each group with its part of the best shares, or by its bound."""
         if not self._shared:
             return [1 / self._least(i, 1) for i in range(len(self.job.cluster.groups))]
         return [s / self._known[i, s].limit if s else 0.0 for i, s in enumerate(self._shared)]
 
     def _across(self) -> None:
-        """Pipelines that run across kinds: all that fits where no kind can hold the model, and now and then faster.
+        """Search pipelines across kinds: the only fit if no kind can hold the model, and sometimes faster.
 
-        They are no part of the space that the search proves; their own bound is loose, and counts where nothing else
-        fits.
+        They are outside the space that the search proves. Their own bound is loose, and counts if nothing else fits.
         """
         first = self.job.cluster.first_rank
         whole = [self._whole(i) for i in range(len(self.job.cluster.groups))]
@@ -141,7 +140,7 @@ class MixedSearch:
             self.best.insert(0, better)
 
     def _shares(self) -> Iterator[Shares]:
-        """LayerConfig to share the batch out; a group may stay idle."""
+        """Yield divisions of the batch over groups; a group may stay idle."""
         batch = self.job.global_batch
         parts = parts_of(batch, _PARTS)
         for counts in product(range(parts + 1), repeat=len(self.job.cluster.groups)):
@@ -157,7 +156,7 @@ class MixedSearch:
         return replace(self.job, cluster=Cluster(name, (one,)), global_batch=share)
 
     def _least(self, group: int, share: int) -> float:
-        """Seconds below which a group cannot be with its share: what its search proved, or its fastest layers."""
+        """Return a lower bound for a group with its share: proved by its search, or from its fastest layers."""
         if (group, share) in self._known:
             return self._known[group, share].bound
         if group not in self._per_sample:
@@ -167,7 +166,7 @@ class MixedSearch:
         return share * self._per_sample[group]
 
     def _whole(self, group: int) -> Search:
-        """A search of one group with the whole batch; it is not run."""
+        """Return a search of one group with the whole batch, not yet run."""
         return Search(self._alone(group, self.job.global_batch), self.runtime, self.limits, self.constants)
 
     def _bound(self, shares: Shares) -> float:
@@ -178,7 +177,7 @@ class MixedSearch:
         price = (self.runtime, self.limits, self.constants)
         search = Search(self._alone(group, share), *price, deadline, known_cuts=self._cuts)
         search.ceiling = self.limit  # a slower group cannot be part of a better plan
-        search.first_only = self.late  # there must be a plan, whatever the time limit
+        search.first_only = self.late  # without a plan yet, the time limit may pass
         search.run()
         self.explored += search.explored
         self.settled += search.settled

@@ -1,9 +1,9 @@
-"""One pipeline across kinds of devices: which kind runs which stages, and how many layers each can carry.
+"""Build one pipeline across kinds of devices: the stages of each kind, and their number of layers.
 
-Every kind brings a number of stages with a grid, a ZeRO level and modes of its own; faster kinds, and those with more
-memory, get more layers. Combinations of stage sizes, micro-batches and orders of the kinds are looked at in the order
-of a bound; cuts are balanced by what each stage takes with the modes that its memory asks for, then moved while that
-helps. The step is judged by UniAP's closed form (all stages and m - 1 times the slowest), the best are priced exactly.
+Every kind brings a number of stages with a grid, a ZeRO level and modes of its own. Faster kinds, and those with more
+memory, get more layers. Combinations of stage sizes, micro-batches and orders of the kinds are tried in the order of a
+bound. Cuts are balanced by each stage's time with the modes that fit, then moved while that helps. UniAP's closed form
+(all stages and m - 1 times the slowest) estimates the step. The best plans are priced exactly.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from meshwright.search.exact.solve import Search
 from meshwright.search.space.candidates import Choices, with_states
 
 Array = Any
-_LOOKED_AT = 24  # combinations whose cuts are balanced
+_LOOKED_AT = 24  # combinations with balanced cuts
 _GRIDS = 6  # of each kind and stage size, the fastest
 _CHOICES = 8  # of each kind, grids with ZeRO levels and offload
-_NEAR = 1.1  # of the best plan's time: where cuts are moved
+_NEAR = 1.1  # of the best plan's time: below it cuts are moved
 _HOPELESS = 1.15
 _ROUNDS = 5  # of balancing
 _MOVES = 24  # of single cuts
@@ -44,7 +44,7 @@ _SCHEDULES: tuple[ScheduleName, ...] = ("zero-bubble", "1f1b")
 
 @dataclass(frozen=True)
 class Kind:
-    """The devices of one sort, with a search that prices stages on them."""
+    """Devices of one kind, with a search that prices stages on them."""
 
     index: int  # of the cluster's groups
     first: int  # number of its first device
@@ -62,13 +62,13 @@ class Line:
 
     @property
     def stages(self) -> list[int]:
-        """For every stage the position of its kind in `kinds`."""
+        """Position in `kinds` of every stage's kind."""
         counts = [kind.search.job.cluster.devices // size for kind, size in zip(self.kinds, self.sizes, strict=True)]
         return [i for i, count in enumerate(counts) for _ in range(count)]
 
 
 def lines(kinds: Sequence[Kind], limit: float) -> list[tuple[float, Line]]:
-    """The most promising combinations that may beat `limit` seconds, with bounds, least first."""
+    """Return the most promising combinations that may beat `limit` seconds, with bounds, least first."""
     found: list[tuple[float, Line]] = []
     limits = kinds[0].search.limits
     if not all(map(limits.allows, ("pp", "uneven", "stagewise"))) or not limits.keeps("virtual", 1):
@@ -98,13 +98,13 @@ def _subsets(kinds: Sequence[Kind]) -> Iterator[list[Kind]]:
 
 @dataclass(frozen=True)
 class _Pace:
-    """How fast stages of each kind and size are for so many micro-batches, against some reference."""
+    """Speed of stages of each kind and size for some number of micro-batches, relative to a reference."""
 
     micro_batches: int
     work: float  # seconds of one micro-batch on the reference
     early: float  # the least part of a layer's time that its forward pass takes
     overhead: float
-    speed: dict[tuple[int, int], float]  # by kind and size: a stage does so much of the reference's work in a second
+    speed: dict[tuple[int, int], float]  # by kind and size: a stage's share of the reference's work per second
 
     @staticmethod
     def of(kinds: Sequence[Kind], count: int) -> _Pace:
@@ -124,10 +124,10 @@ class _Pace:
         return kind.search.job.cluster.devices // size
 
     def bound(self, order: Sequence[tuple[Kind, int]]) -> float:
-        """Seconds below which no cuts can bring kinds in this order.
+        """Return a lower bound in seconds over all cuts, with kinds in this order.
 
-        As in `bounds.shortest`, but a stage of kind k does v_k of the reference's work:
-        V >= m W / sum of v (1 - early/m)^s over the stages s.
+        As in `bounds.shortest`, but a stage of kind k does v_k of the reference's work: V >= m W / sum of v (1 -
+        early/m)^s over the stages s.
         """
         rest, reach = 1 - self.early / self.micro_batches, 0.0
         ahead = 1.0
@@ -150,7 +150,7 @@ def _table(kind: Kind, size: int, line: Line) -> Table:
 def best_across(
     job: Job, waiting: Sequence[tuple[float, Line]], limit: float, late: Callable[[], bool]
 ) -> tuple[float, Plan] | None:
-    """The fastest plan of some lines below `limit` seconds that was found, with its seconds."""
+    """Return the fastest plan found below `limit` seconds, with its seconds."""
     best: tuple[float, Plan] | None = None
     known: dict[tuple[int, ...], Prices | None] = {}
     for bound, line in waiting:
@@ -170,7 +170,7 @@ def best_across(
 
 @dataclass
 class _Balance:
-    """Cuts for one line under one schedule."""
+    """Balancer of the cuts of one pipeline under one schedule."""
 
     job: Job
     line: Line
@@ -179,7 +179,7 @@ class _Balance:
     _settled: dict[tuple[int, int, int], Settled] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.home = self.line.stages  # of every stage
+        self.home = self.line.stages  # per stage
         self.contention = self.line.kinds[0].search.constants.contention
         self.priced = []
         for i, kind in enumerate(self.line.kinds):
@@ -189,7 +189,7 @@ class _Balance:
             self.priced.append(self.known[key])
 
     def _priced(self, which: int) -> Prices | None:
-        """The fastest grids of a kind, with every ZeRO level whose states its stages can hold."""
+        """Return the fastest grids of a kind, with every ZeRO level whose states its stages can hold."""
         kind, search = self.line.kinds[which], self.line.kinds[which].search
         head = _varied(_table(kind, self.line.sizes[which], self.line).choices)
         every, _ = with_states(search.folded(head), self.job, search.limits)
@@ -201,7 +201,7 @@ class _Balance:
         return prices(search.job, search.chain, every, search.modes, search.site).fixed()
 
     def plan(self, limit: float) -> Plan | None:
-        """Balanced, moved, and written down; nothing if no cuts fit, or none are near `limit` seconds."""
+        """Return a plan with balanced and moved cuts, or None if no cuts fit or come near `limit` seconds."""
         if any(table is None for table in self.priced):
             return None
         search = self.line.kinds[0].search
@@ -231,7 +231,7 @@ class _Balance:
         return self._written(best[1])
 
     def _plain(self) -> list[list[float]]:
-        """For every kind: seconds of the layers before each place, nothing repeated, on its fastest grid."""
+        """Return per kind the seconds of the layers before each place, without recompute, on its fastest grid."""
         found = []
         for kind, table in zip(self.line.kinds, self.priced, strict=True):
             assert table is not None
@@ -241,23 +241,23 @@ class _Balance:
         return found
 
     def _value(self, cuts: Cuts) -> tuple[float, list[float]]:
-        """Seconds of the step and of each stage, under the choice that suits all stages of a kind best."""
+        """Return the seconds of the step and of each stage, under the best choice for all stages of a kind."""
         each = [self._seconds(s, cuts) for s in range(len(self.home))]
         rows = self._rows(each)
         times, ends = ([float(pair[i][rows[k]]) for pair, k in zip(each, self.home, strict=True)] for i in (0, 1))
         return sum(times) + self._more(max(times)) + max(ends), times
 
     def _at_least(self, plain: list[list[float]], cuts: Cuts) -> float:
-        """Seconds of the step if nothing had to be repeated."""
+        """Return the seconds of the step without recompute."""
         times = [plain[k][b] - plain[k][a] for k, (a, b) in zip(self.home, pairwise(cuts), strict=True)]
         return sum(times) + float(self._more(max(times)))
 
     def _more(self, slowest: Array) -> Array:
-        """Seconds of all micro-batches but one."""
+        """Return the seconds of all micro-batches but one."""
         return (self.line.micro_batches - 1) * slowest if self.line.micro_batches > 1 else 0.0
 
     def _rows(self, each: list[tuple[Array, Array]]) -> list[int]:
-        """For every kind the choice under which its stages are fastest."""
+        """Return for every kind the choice under which its stages are fastest."""
         kinds = range(len(self.line.kinds))
         slowest, total, end = ([np.zeros(1)] * len(kinds) for _ in range(3))
         for (seconds, after), i in zip(each, self.home, strict=True):
@@ -266,7 +266,7 @@ class _Balance:
         return [int(np.argmin(self._more(slowest[i]) + total[i] + end[i])) for i in kinds]
 
     def _seconds(self, stage: int, cuts: Cuts) -> tuple[Array, Array]:
-        """(choice,): one micro-batch of a stage, infinite where it does not fit; and what ends the step."""
+        """Return (choice,): one micro-batch of a stage, infinite where it does not fit; and the end of the step."""
         found = self._stage(stage, cuts)
         before = self._ends[self.home[stage]]
         end = before[cuts[stage + 1]] - before[cuts[stage]]
@@ -274,7 +274,7 @@ class _Balance:
 
     @cached_property
     def _ends(self) -> list[Array]:
-        """For every kind (place, choice): what the layers before a place add to the end of the step."""
+        """For every kind (place, choice): share of the layers before a place in the end of the step."""
         counts = [kind.search.chain.counts for kind in self.line.kinds]
         return [c @ t.end(self.contention) for c, t in zip(counts, self.priced, strict=True) if t is not None]
 
@@ -319,14 +319,14 @@ class _Balance:
 
 
 def _varied(choices: Choices) -> Choices:
-    """The fastest grids, and the fastest of each number of pieces that a sample is cut into: long ones need many."""
+    """Return the fastest grids, and the fastest for each number of pieces of a sample: long ones need many."""
     g = choices.grids
     _, first = np.unique(g.tp * g.ulysses * g.ring, return_index=True)
     return choices.take(np.unique([*range(min(_GRIDS, len(choices))), *first]))
 
 
 def _front(rough: Prices, end: Array, every: Array) -> Array:
-    """Choices that no other one beats in seconds, states and activations together; some, the fastest first."""
+    """Return some choices that no other beats in seconds, states and activations together, the fastest first."""
     traits = np.stack(
         [every @ (rough.forward[0] + rough.backward[0] + end), every @ rough.states, every @ rough.kept[0]]
     )
@@ -338,7 +338,7 @@ def _front(rough: Prices, end: Array, every: Array) -> Array:
 
 
 def _balanced(reached: list[list[float]], home: list[int], weight: list[float], places: list[int]) -> Cuts | None:
-    """The least longest stage: each filled up to it, by what its kind takes times its weight."""
+    """Return cuts with the least longest stage: each is filled up to it, by its kind's time and weight."""
     if len(places) - 1 < len(home):
         return None
     longest = max(w * reached[i][-1] for w, i in zip(weight, home, strict=True))

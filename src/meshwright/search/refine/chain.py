@@ -1,14 +1,14 @@
 """Cut a chain of layers into pipeline stages and choose a strategy for every layer: the exact optimum.
 
-The problem is that of UniAP (arXiv 2307.16375) with more in it: memory in flight that differs per stage, transient
-memory, time to change the layout. A step of m micro-batches takes the sum of all stages and links, and m - 1 times the
-slowest of them. Of an interval of layers the step needs only the fastest path that fits its memory, per strategy of the
-last layer (its `send` depends on that). So:
+The problem extends UniAP's (arXiv 2307.16375): memory in flight that differs per stage, transient memory, and time to
+change the layout. A step of m micro-batches takes the sum of all stages and links, and m - 1 times the slowest of them.
+The step needs only the fastest path of an interval that fits its memory, per strategy of the last layer, whose `send`
+depends on it. So:
 
-1. Equal intervals and interchangeable strategies are looked at once (`Parts`).
+1. Equal intervals and interchangeable strategies are merged (`Parts`).
 2. Prices on memory bound the time of every interval from below; those of their paths that fit bound it from above.
 3. Intervals that may still be part of a better step are solved exactly, label by label (`Paths`).
-4. Cuts come from a dynamic programme under a cap on the slowest stage or link; caps are branched over (`_Cuts`).
+4. Cuts come from a dynamic programme under a cap on the slowest stage or link, with branching over caps (`_Cuts`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 from meshwright.search.refine.chain_paths import SLACK, Instance, Parts, Paths
 
 Array = Any
-_PIECES = 12  # ranges of caps that are looked at apart
+_PIECES = 12  # ranges of caps that are searched separately
 _CLASSES = 4  # ranges of transient memory, at first
 _SHARES = (0.1, 0.4, 1.0)  # of the gap between bound and best: is there a step below this?
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Stage s holds layers `cuts[s]` up to, not including, `cuts[s + 1]`."""
+    """Cuts and strategies: stage s holds layers `cuts[s]` up to, not including, `cuts[s + 1]`."""
 
     value: float
     cuts: tuple[int, ...]
@@ -38,10 +38,10 @@ class Solution:
 
 @np.errstate(invalid="ignore")  # inf - inf and 0 * inf, where something is not allowed
 def solve(instance: Instance, limit: float = np.inf, enough: float = 0.0, effort: float = np.inf) -> Solution | None:
-    """The least step there is; None where nothing fits, or nothing is below `limit`.
+    """Return the least step; None if nothing fits, or nothing is below `limit`.
 
     The result is within one part in 1e11 of the optimum, or within `enough` of it, and depends on nothing but the
-    arguments. Raises `TooMuch` where more than `effort` paths had to be looked at.
+    arguments. Raises `TooMuch` if it needs more than `effort` paths.
     """
     layers, stages = len(instance.time), instance.stages
     if layers < stages:
@@ -57,7 +57,7 @@ def solve(instance: Instance, limit: float = np.inf, enough: float = 0.0, effort
         if longest < whole and fastest + cuts.more * paths.shortest < best:
             longest = min(whole, 2 * longest)
         elif np.isinf(best) and count < len(values):
-            count *= 4  # whether anything fits depends on transient memory inside a class
+            count *= 4  # the fit depends on transient memory inside a class
         elif np.isinf(best):
             return None
         else:
@@ -76,7 +76,7 @@ def solve(instance: Instance, limit: float = np.inf, enough: float = 0.0, effort
 
 
 def _classes(values: Array, count: int) -> Array:
-    """(class, 2): ranges that hold all values of transient memory, each with its least and its most."""
+    """Return (class, 2): ranges of transient memory that hold all values, each with its least and its most."""
     if len(values) <= count:
         return np.stack([values, values], axis=1) if len(values) else np.zeros((1, 2))
     edges = np.linspace(values[0], values[-1], count + 1)[1:-1]
@@ -99,7 +99,7 @@ class _Cuts:
         self.link = np.where(self.stage[:, None] < stages - 1, parts.send[self.last - 1], 0.0)
 
     def least(self, table: Array, best: float) -> tuple[float, list[tuple[int, int, int]] | None]:
-        """The least step below `best`, if intervals take so long: its value, and the interval and group per stage."""
+        """Return the least step below `best` for these times of intervals, with the interval and group per stage."""
         seconds = table[self.kind, :, self.node]
         total, height = seconds + self.link, np.maximum(seconds, self.link)
         found, ranges = None, [(self._slowest(height), float(np.finfo(np.float64).max))]
@@ -127,7 +127,7 @@ class _Cuts:
         return best, found
 
     def worth(self, table: Array, aim: float) -> tuple[Array, float]:
-        """How long an interval may take at most in a step below `aim`, if all take at least so long; a lower bound."""
+        """Return the longest useful time of an interval in a step below `aim`, given least times; and a lower bound."""
         worth, bound = np.full(table.shape, -np.inf), np.inf
         seconds = table[self.kind, :, self.node]
         total, height = seconds + self.link, np.maximum(seconds, self.link)
@@ -154,14 +154,14 @@ class _Cuts:
         return dense
 
     def _slowest(self, height: Array) -> float:
-        """The least height of the highest stage or link."""
+        """Return the least height of the highest stage or link."""
         reached = np.append(0.0, np.full(self.shape[1], np.inf))
         for stage in self._dense(height.min(axis=1)):
             reached = np.maximum(reached[:-1, None], stage).min(axis=0)
         return float(reached[-1])
 
     def _ahead(self, total: Array) -> tuple[Array, Array]:
-        """(stage, layer): the least sum of all stages before; and (stage, first, last) the least of an interval."""
+        """Return (stage, layer): the least sum of all stages before; and (stage, first, last): the least times."""
         sums = self._dense(total.min(axis=1))
         ahead = np.full((self.shape[0] + 1, self.shape[2]), np.inf)
         ahead[0, 0] = 0.0
@@ -170,7 +170,7 @@ class _Cuts:
         return ahead, sums
 
     def _around(self, total: Array) -> tuple[Array, float]:
-        """Per row the least sum of all other stages, and the least sum of all."""
+        """Return per row the least sum of all other stages, and the least sum of all."""
         ahead, sums = self._ahead(total)
         behind = np.full(ahead.shape, np.inf)
         behind[-1, -1] = 0.0

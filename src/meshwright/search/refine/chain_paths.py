@@ -1,7 +1,7 @@
 """Paths through intervals of a chain of layers: the fastest choice of strategies that fits a stage's memory.
 
-Equal intervals and interchangeable strategies are looked at once (`Parts`). Prices on memory bound the time of every
-interval from below, those of their paths that fit from above; what may still matter is solved label by label (`Paths`).
+Equal intervals and interchangeable strategies are merged (`Parts`). Prices on memory bound the time of every interval
+from below, those of their paths that fit from above. Intervals between the bounds are solved label by label (`Paths`).
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from meshwright.errors import InputError
 
 Array = Any
-_PRICES = 12  # prices on memory under which paths are looked for
+_PRICES = 12  # prices on memory for the search of paths
 _THRESHOLDS = 5  # of transient memory, at which paths are compared
-_FEW = 2000  # paths that are held against all weights at once
+_FEW = 2000  # paths that are compared with all weights at once
 _ENDLESS = 1e30  # bytes; stands for inf
-SLACK = 1e-12  # relative; a difference below this is none
+SLACK = 1e-12  # relative; smaller differences are ignored
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """L layers, K strategies, S stages; seconds and bytes."""
+    """Chain problem with L layers, K strategies, S stages; seconds and bytes."""
 
     time: Array  # (L, K) of one micro-batch; inf where a strategy is not allowed
-    states: Array  # (L, K) bytes that are always there
+    states: Array  # (L, K) bytes independent of micro-batches
     kept: Array  # (L, K) bytes per micro-batch in flight
     flight: Array  # (S,) micro-batches in flight
     memory: Array  # (S,) bytes of a device, or one number
-    relayout: Array  # (K, K) between consecutive layers of one stage; nothing between equal strategies
-    send: Array  # (L, K) if the layer ends a stage that is not the last
+    relayout: Array  # (K, K) between consecutive layers of one stage; zero between equal strategies
+    send: Array  # (L, K) if the layer ends a stage other than the last
     micro_batches: int
-    moment: Array = 0.0  # (L, K) transient bytes: a stage needs the most of its layers, not the sum
+    moment: Array = 0.0  # (L, K) transient bytes: a stage needs their maximum, not their sum
 
     def __post_init__(self) -> None:
         shape, stages = np.shape(self.time), np.shape(self.flight)
@@ -64,10 +64,11 @@ class _Level(NamedTuple):
 
 
 class Parts:
-    """An instance without repetition: sorts of layers, groups of strategies, intervals, rooms.
+    """Instance without repetition: kinds of layers, groups of strategies, intervals, rooms.
 
-    A group holds strategies that cost nothing to change and send alike. A room is what a stage may fill: micro-batches
-    in flight, memory, and a range of transient memory, the least of which is not to be had for anything else.
+    A group holds strategies without a cost of change between them, and with equal sends. A room is the memory of a
+    stage: micro-batches in flight, bytes, and a range of transient memory. The least of that range is not available for
+    anything else.
     """
 
     def __init__(self, instance: Instance, classes: Array, longest: int) -> None:
@@ -85,7 +86,7 @@ class Parts:
         )
         example = self._intervals(np.hstack([time, instance.states, instance.kept, instance.moment]), longest)
         kinds, kind = np.unique([instance.flight, instance.memory], axis=1, return_inverse=True)
-        self.kind = kind.reshape(-1)  # of every stage
+        self.kind = kind.reshape(-1)  # per stage
         self.room_kind = np.repeat(np.arange(kinds.shape[1]), len(classes))
         self.floor, self.ceiling = np.tile(classes, (kinds.shape[1], 1)).T
         self.memory = np.minimum(kinds[1, self.room_kind], _ENDLESS)
@@ -96,11 +97,11 @@ class Parts:
         self.time = np.where(self.moment > self.ceiling[:, None, None], np.inf, time[rows])
 
     def _intervals(self, facts: Array, longest: int) -> Array:
-        """Levels of a tree whose nodes are the different sequences of sorts; gives a layer of every sort."""
+        """Build levels of a tree whose nodes are the different sequences of kinds; return a layer of every kind."""
         layers = len(facts)
         _, example, sort = np.unique(facts, axis=0, return_index=True, return_inverse=True)
         self.levels: list[_Level] = []
-        self.node = np.zeros((layers, layers + 1), dtype=np.int64)  # of an interval: its first layer, and that after it
+        self.node = np.zeros((layers, layers + 1), dtype=np.int64)  # interval: first layer, one after the last
         node, self.nodes = np.zeros(layers + 1, dtype=np.int64), 0
         for length in range(1, longest + 1):
             starts = np.arange(layers - length + 1)
@@ -114,24 +115,24 @@ class Parts:
 
 
 def _dominated(instance: Instance) -> Array:
-    """(L, K): another strategy is as good for this layer in every way, whatever its neighbours do."""
+    """Return (L, K): True if another strategy is as good for this layer in every way, for any neighbours."""
     change = instance.relayout
     facts = np.stack([instance.time, instance.states, instance.kept, instance.moment, instance.send])
     easy = (change[None] <= change[:, None]).all(axis=2) & (change.T[None] <= change.T[:, None]).all(axis=2)
     no_worse = easy & (facts[:, :, None, :] <= facts[:, :, :, None]).all(axis=0)  # (L, K, by)
-    first = np.tri(len(change), k=-1, dtype=bool)  # of two that are equal, the first stays
+    first = np.tri(len(change), k=-1, dtype=bool)  # of two equal strategies, the first stays
     return (no_worse & (~no_worse.transpose(0, 2, 1) | first)).any(axis=2)
 
 
 class TooMuch(Exception):
-    """There are more paths to look at than the caller wants to."""
+    """Error of a search that needs more paths than the caller allows."""
 
 
 class Paths:
     """Least and most seconds of (kind of stage, group, interval); they meet where an interval is settled."""
 
     def __init__(self, parts: Parts, effort: float = np.inf) -> None:
-        self.parts, self.effort = parts, effort  # paths that may be looked at
+        self.parts, self.effort = parts, effort  # limit on paths
         self._price()
         shape = (parts.groups, len(parts.memory), parts.nodes)
         self.room_least, room_most = np.zeros(shape), np.zeros(shape)
@@ -143,11 +144,14 @@ class Paths:
 
     @property
     def shortest(self) -> float:
-        """Seconds that none of the longest intervals falls short of; nor does any that is longer still."""
+        """Least seconds of the longest intervals; longer ones take no less."""
         return float(self.least[:, :, self.parts.levels[-1].at].min())
 
     def _price(self) -> None:
-        """Weights of seconds and bytes, and under each the best strategy of a group: (group, weight, room, sort)."""
+        """Compute weights of seconds and bytes, and under each the best strategy of a group.
+
+        The arrays are of (group, weight, room, sort).
+        """
         parts = self.parts
         allowed = np.isfinite(parts.time)
         seconds = np.where(allowed, parts.time, 0.0)
@@ -170,7 +174,7 @@ class Paths:
         self.change_cost[np.isinf(parts.change[:-1])] = np.inf
 
     def _bound(self, most: Array) -> None:
-        """For every interval the cheapest path under every weight: a lower bound, and a way to run it if it fits."""
+        """Find the cheapest path of every interval under every weight: a lower bound, and a solution if it fits."""
         parts = self.parts
         cost = time = size = moment = np.zeros((*self.cost.shape[:-1], 1))
         for level in parts.levels:
@@ -192,7 +196,7 @@ class Paths:
             self.room_least[..., level.at] = least
 
     def settle(self, limit: Array) -> None:
-        """Find the fastest path of intervals exactly, if it takes less than `limit` (-inf: leave it alone)."""
+        """Find the fastest path of intervals exactly, if it takes less than `limit` (-inf: skip it)."""
         parts = self.parts
         for level, labels in zip(parts.levels, self._labels(limit), strict=False):
             where = parts.room_kind[labels.room], labels.group, labels.node + level.at.start
@@ -201,7 +205,7 @@ class Paths:
         self.least = np.where(np.isfinite(limit), raised, self.least)
 
     def _reach(self, limit: Array) -> list[Array]:
-        """(weight, group, room, interval) per level: the most a path may cost so that it can still end in time."""
+        """Return (weight, group, room, interval) per level: the most a path may cost to still end in time."""
         parts, reach = self.parts, []
         rest = child = None
         for level in reversed(parts.levels):
@@ -221,7 +225,7 @@ class Paths:
         return reach[::-1]
 
     def _labels(self, limit: Array) -> Iterator[_Labels]:
-        """Paths through intervals, a layer longer each time, without those that are too slow, too large or beaten."""
+        """Yield paths through intervals, a layer longer each time, without those too slow, too large or dominated."""
         parts, rooms = self.parts, np.arange(len(self.parts.memory))
         none, nothing = np.zeros(len(rooms), dtype=np.int64), np.zeros(len(rooms))
         labels = _Labels(rooms, none, none + parts.groups, nothing, nothing, nothing, none, none)
@@ -247,7 +251,7 @@ class Paths:
             yield labels
 
     def _useful(self, reach: Array, time: Array, filled: Array, room: Array, node: Array) -> tuple[Array, Array]:
-        """Rows and strategies of paths that can still end in time, weight by weight: most fall to the first few."""
+        """Return rows and strategies of paths that can still end in time, weight by weight: the first few drop most."""
         row, pick = np.nonzero(np.isfinite(time))
         time, filled = time[row, pick], filled[row, pick]
         place = np.ravel_multi_index((self.parts.group[pick], room[row], node[row]), reach.shape[1:])
@@ -263,7 +267,7 @@ class Paths:
         return row, pick
 
     def strategies(self, found: list[tuple[int, int, int]]) -> tuple[int, ...]:
-        """Of every layer, for settled intervals: (first layer, the one after the last, group) of every stage."""
+        """Return the strategy of every layer, for stages given as (first layer, the one after the last, group)."""
         parts = self.parts
         places = [(parts.kind[s], group, parts.node[first, last]) for s, (first, last, group) in enumerate(found)]
         limit = np.full(self.most.shape, -np.inf)
@@ -294,18 +298,19 @@ class _Labels:
     time: Array
     size: Array
     moment: Array
-    came: Array  # the path it makes longer
+    came: Array  # the path it extends
     pick: Array  # strategy of the last layer
 
     def seconds(self, parts: Parts) -> Array:
-        """Of those that fit."""
+        """Return the seconds of paths that fit, infinite for others."""
         return np.where(self.size + self.moment <= parts.memory[self.room], self.time, np.inf)
 
     def unbeaten(self, parts: Parts) -> _Labels:
-        """Without those that another of the same end beats: as fast, as small, and as small with its moment.
+        """Return the labels without dominated ones, which another of the same end beats in time, size and moment.
 
-        Sorted by time, one is beaten if the smallest before it, among those of a moment up to some threshold, leaves
-        room for that threshold. Thresholds part the range of a room; labels of one moment are compared on their own.
+        Sorted by time, a label is dominated in this case: the smallest before it, among those of a moment up to some
+        threshold, leaves room for that threshold. Thresholds divide the range of a room; labels of one moment are
+        compared separately.
         """
         order = np.lexsort((self.size, self.time, self.group, self.node, self.room))
         same = [self.room[order], self.node[order], self.group[order]]
@@ -326,14 +331,14 @@ class _Labels:
 
 
 def _changes(same: list[Array]) -> Array:
-    """Where neighbours differ in one of the arrays; also at the first."""
+    """Return True at neighbours that differ in one of the arrays, and at the first."""
     new = np.ones(len(same[0]), dtype=bool)
     new[1:] = np.logical_or.reduce([array[1:] != array[:-1] for array in same])
     return new
 
 
 def _smallest_before(rank: Array, none: int, new: Array) -> Array:
-    """The least rank of those before each, back to where something is `new`; `none` if nothing is before it."""
+    """Return the least rank before each, back to where something is `new`; `none` if nothing is before it."""
     shift = np.cumsum(new) * (none + 1)
     before = np.append(0, np.minimum.accumulate(rank - shift))[: len(rank)]
     return np.where(new, none, before + shift)

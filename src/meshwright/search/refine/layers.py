@@ -1,9 +1,9 @@
-"""Every layer with a way of its own: the chain problem of the best shape, solved exactly or by an open solver.
+"""Give every layer its own configuration: the chain problem of the best shape, solved exactly or by an open solver.
 
 The search gives all layers of a stage one grid, one ZeRO level and up to two modes. Here each layer chooses among the
-ways that the search left standing for the same stage size and micro-batch, and cuts may stand anywhere. The step is
-UniAP's closed form (all stages and links, and m - 1 times the slowest); the plan is then priced like any other, and
-replaces the search's only if it is faster.
+configurations that the search kept for the same stage size and micro-batch, and cuts are free. The step is UniAP's
+closed form (all stages and links, and m - 1 times the slowest). The plan is then priced like any other, and replaces
+the search's only if it is faster.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from meshwright.search.space.candidates import joined
 
 Array = Any
 _WORTH = 1e-5  # a plan of many spans must be faster by this part
-_NEAR = 1.06  # of the best plan's time: where layers may begin to choose for themselves
-_ROUGH = 1.003  # the closed form of two pipelines of a shape differs by as much as their steps do, or nearly
+_NEAR = 1.06  # of the best plan's time: shapes below it get per-layer choices
+_ROUGH = 1.003  # the closed form of two pipelines of a shape differs about as much as their steps do
 _STARTS = 2
-_MOST_LAYERS = 100  # longer chains are not given a way per layer unless a solver is asked for
+_MOST_LAYERS = 100  # longer chains need an explicit solver for per-layer choices
 _TRIES = 4
 _MOST_CHOICES = 4000  # that are priced for it
-_ENOUGH = 2e-3  # of a step: the last of what layers could gain takes most of the time to find
-_EFFORT = 5e5  # paths that are looked at, a few tenths of a second; where there are more, layers do not choose
+_ENOUGH = 2e-3  # of a step: the last gains take most of the time to find
+_EFFORT = 5e5  # paths, a few tenths of a second; above it, layers do not choose
 _WAYS = 6  # choices x modes that a layer may choose from
 Way = tuple[int, int]  # row of the table, mode
 
 
 def best_layered(search: Search, solver: str = "exact", time_limit: float | None = None) -> tuple[float, Plan] | None:
-    """The fastest such plan from the best shapes and its seconds, if it beats what the search found."""
+    """Return the fastest such plan from the best shapes and its seconds, if it beats the search's."""
     if not search.best or search.late or not (search.limits.allows("mixed") and search.limits.allows("uneven")):
         return None
     if solver == "exact" and len(search.job.model.layers) > _MOST_LAYERS:
@@ -65,8 +65,10 @@ def best_layered(search: Search, solver: str = "exact", time_limit: float | None
 def layered(
     search: Search, found: Found, solver: str = "exact", time_limit: float | None = None, most: float = np.inf
 ) -> Plan | None:
-    """The best plan of a shape whose layers choose for themselves; None if the shape has virtual stages, or the exact
-    search sees that none takes `most` seconds or less."""
+    """Return the best plan of a shape with per-layer choices.
+
+    It is None if the shape has virtual stages, or the exact search proves that none takes less than `most` seconds.
+    """
     if found.shape.schedule.virtual > 1:
         return None
     relief = _relief(search, found) if any(found.away) else [0.0] * found.shape.stages
@@ -84,20 +86,20 @@ def layered(
         short = [row.short_by for row in plan_memory(plan, search.job, search.runtime)]
         if not any(short):
             return plan
-        # Buffers of other grids and blocks in parts take a little more or less than the chain problem counts.
+        # Buffers of other grids and partial blocks differ a little from those of the chain problem.
         instance = dataclasses.replace(instance, memory=np.maximum(instance.memory - 1.02 * np.array(short), 0.0))
     return None
 
 
 def _relief(search: Search, found: Found) -> list[float]:
-    """Per stage: seconds per micro-batch that it saves by optimizer states that stay on the device."""
+    """Return per stage the seconds per micro-batch that it saves by optimizer states on the device."""
     counts, cuts = search.chain.counts, found.cuts
     saved = found.table.update_away[:, found.row] / found.shape.micro_batches
     return [(1 - away) * float((counts[cuts[s + 1]] - counts[cuts[s]]) @ saved) for s, away in enumerate(found.away)]
 
 
 def _closed_form(found: Found, ways: list[Way], instance: Instance, relief: list[float]) -> float:
-    """What the chain problem makes of a plan that the search found: its step is so much more or less than that."""
+    """Return the closed form of a plan from the search; the ratio to its real step corrects the chain problem."""
     seconds = []
     for stage, (first, second, split) in enumerate(found.modes):
         layers = np.arange(found.cuts[stage], found.cuts[stage + 1])
@@ -109,7 +111,7 @@ def _closed_form(found: Found, ways: list[Way], instance: Instance, relief: list
 
 
 def _solved(instance: Instance, solver: str, time_limit: float | None, limit: float) -> tuple[Any, Any] | None:
-    """Cuts and strategies, by the exact search (below a limit) or by HiGHS."""
+    """Return cuts and strategies, by the exact search (below a limit) or by HiGHS."""
     if solver == "milp":
         from meshwright.search.refine.milp import solve_milp
 
@@ -123,7 +125,7 @@ def _solved(instance: Instance, solver: str, time_limit: float | None, limit: fl
 
 
 def with_all_choices(search: Search, found: Found) -> Found:
-    """A plan beside every choice of its stage size and micro-batch, not only those that may win on their own."""
+    """Return a plan with every choice of its stage size and micro-batch, not only those that may win alone."""
     every = search.choices_of(found.shape)
     row = np.array([found.row])
     if len(every) > _MOST_CHOICES:
@@ -139,7 +141,7 @@ def with_all_choices(search: Search, found: Found) -> Found:
 
 
 def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = False) -> list[Way]:
-    """LayerConfig that no other one beats on a whole model, the winner's first; or filled up with the next fastest."""
+    """Return configurations that no other beats on a whole model, the winner's first; `fill` adds the next fastest."""
     table, every, room = found.table, search.chain.counts[-1], search.setting.room
     seconds = np.einsum("s,rsc->rc", every, _seconds(search, found))
     flight = max(in_flight(found.shape.schedule, found.shape.groups, found.shape.micro_batches, 0)[0])
@@ -165,9 +167,9 @@ def ways_of(search: Search, found: Found, most: int = _WAYS, *, fill: bool = Fal
 
 
 def _around(points: list[tuple[float, float]], budget: float) -> list[int]:
-    """Points of (bytes, seconds) on the lower hull, those nearest to a budget of bytes first.
+    """Return points of (bytes, seconds) on the lower hull, those nearest to a budget of bytes first.
 
-    A mix of ways that just fits takes least time if it is one of the two points of the hull beside the budget.
+    The fastest mix of configurations that just fits uses the two points of the hull beside the budget.
     """
     best = hull([seconds for _, seconds in points], [size for size, _ in points])[::-1]  # fewest bytes first
     place = sum(points[i][0] <= budget for i in best)
@@ -175,7 +177,7 @@ def _around(points: list[tuple[float, float]], budget: float) -> list[int]:
 
 
 def _kin(found: Found) -> list[Way]:
-    """The winner's grid with every other ZeRO level (or all states on the device), nothing repeated or on the host."""
+    """Return the winner's grid with every other ZeRO level (or no offload), without recompute."""
     choices, row = found.table.choices, found.row
     same = (choices.zero_group == 0) & (choices.optimizer_away == 0) & (choices.parameters_away == 0)
     for part in ("tp", "sp", "ulysses", "ring", "dp", "ep", "etp", "order"):
@@ -186,14 +188,14 @@ def _kin(found: Found) -> list[Way]:
 
 
 def _seconds(search: Search, found: Found) -> Array:
-    """(mode, sort, choice): of one micro-batch, with its part of what ends a step."""
+    """Return (mode, sort, choice): seconds of one micro-batch, with its part of the end of the step."""
     table = found.table
     end = table.end(search.constants.contention) / found.shape.micro_batches
     return table.forward + table.backward + end
 
 
 def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
-    """The chain problem: seconds and bytes of every layer under every way."""
+    """Return the chain problem: seconds and bytes of every layer under every configuration."""
     table, chain, room, shape = found.table, search.chain, search.setting.room, found.shape
     rows, modes = (np.array([way[i] for way in ways]) for i in (0, 1))
     sort = chain.sort
@@ -218,7 +220,7 @@ def instance_of(search: Search, found: Found, ways: list[Way]) -> Instance:
 
 
 def _buffers(search: Search, found: Found) -> Array:
-    """(stage,): bytes of its buffers for inputs and for gradients of outputs, under the best plan's grid."""
+    """Return (stage,): bytes of its buffers for inputs and for gradients of outputs, under the best plan's grid."""
     stages = found.shape.stages
     if not search.runtime.receive_buffers or stages == 1:
         return np.zeros(stages)
@@ -232,7 +234,7 @@ def _span(search: Search, found: Found, way: Way, layers: str, mode: Mode) -> Sp
 
 
 def _relayouts(search: Search, found: Found, ways: list[Way]) -> Array:
-    """Between two ways whose grids differ activations move, forward and backward."""
+    """Return the seconds of moving activations between configurations of different grids, forward and backward."""
     grids = [grid(_span(search, found, way, "all", Mode())) for way in ways]
     widest = found.table.received[:, [row for row, _ in ways]].max(axis=0)
     cost = [2 * relayout_seconds(search.site, float(moved), found.shape.devices) for moved in widest]
@@ -240,7 +242,7 @@ def _relayouts(search: Search, found: Found, ways: list[Way]) -> Array:
 
 
 def _plan(search: Search, found: Found, ways: list[Way], cuts: Any, chosen: Any) -> Plan:
-    """The document: consecutive layers of one way form a span."""
+    """Return the document: consecutive layers of one configuration form a span."""
     model, shape = search.job.model, found.shape
     stages = []
     for s in range(shape.stages):

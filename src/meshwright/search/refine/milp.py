@@ -1,7 +1,7 @@
-"""The chain problem as a mixed-integer programme, for the HiGHS solver: an independent proof of what `chain.py` finds.
+"""Chain problem as a mixed-integer programme for the HiGHS solver: an independent proof of `chain.py`.
 
-A plan is a path through nodes (layer, stage, strategy). Flow along it is kept in balance at every node, so that without
-memory and without the slowest stage the relaxation is already integral; only these two couple the path.
+A plan is a path through nodes (layer, stage, strategy). Flow along it is balanced at every node. Without memory and the
+slowest stage the relaxation is therefore already integral; only these two couple the path.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Array = Any
 
 @dataclass(frozen=True)
 class MilpSolution:
-    """What HiGHS found, and what it proved: no step takes less than `bound`. Nothing found: `value` is inf."""
+    """Result of HiGHS, and its proof: no step takes less than `bound`. Nothing found: `value` is inf."""
 
     value: float
     bound: float
-    gap: float  # relative; 0 where the optimum is proven, and where it is proven that there is none
+    gap: float  # relative; 0 if the optimum is proven, or that there is none
     seconds: float
     cuts: tuple[int, ...]
     strategies: tuple[int, ...]
 
 
 def solve_milp(instance: Instance, time_limit: float | None = None, *, below: float = np.inf) -> MilpSolution:
-    """The least step; with `below` the least that takes no longer, which is quicker to refute than to improve.
+    """Return the least step; with `below` the least at or under it, which is quicker to refute than to improve.
 
-    Constraints hold within one part in 1e9, which is more than `chain.solve` forgives.
+    Constraints hold within one part in 1e9, a wider tolerance than that of `chain.solve`.
     """
     try:
         highspy: Any = import_module("highspy")
@@ -77,7 +77,7 @@ class _Model:
         self.group, self.change = group.reshape(-1), instance.relayout[np.ix_(first, first)]
         allowed = np.isfinite(instance.time)
         seconds = np.where(allowed, instance.time, 0.0)[:, None].repeat(stages, axis=1)
-        # Only places (layer, stage) exist from which both ends are reached; the path stays in a stage or changes it.
+        # Only places (layer, stage) reachable from both ends exist; the path stays in a stage or changes it.
         ahead = np.arange(layers)[:, None] - np.arange(stages)
         self.there = (ahead >= 0) & (ahead <= layers - stages)
         stays, changes = np.zeros((2, layers, stages), dtype=bool)
@@ -98,7 +98,7 @@ class _Model:
         self._limits(below)
 
     def _add(self, most: Array, cost: Array) -> Array:
-        """Columns from 0 up to `most`."""
+        """Add columns from 0 up to `most`."""
         numbers = np.arange(self.columns, self.columns + most.size).reshape(most.shape)
         self.columns += most.size
         self.upper.append(most.reshape(-1).astype(np.float64))
@@ -110,7 +110,7 @@ class _Model:
         self.rows.append((columns, np.repeat([1.0, -1.0], [np.size(plus), np.size(minus)]), least, most))
 
     def _flow(self) -> None:
-        """Into a node from the stage before or from the layer before in its stage; out of it likewise."""
+        """Add the flow into a node, from the stage before or the layer before in its stage, and out of it."""
         layers, stages, strategies = self.node.shape
         self._row(self.begin[0, 0], [], 1.0, 1.0)
         self._row(self.node[-1, -1], [], 1.0, 1.0)
@@ -166,7 +166,7 @@ class _Model:
         return program
 
     def plan(self, values: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Cuts and strategies of a solution."""
+        """Return the cuts and strategies of a solution."""
         chosen = values[self.node].reshape(len(self.node), -1).argmax(axis=1)
         stage, strategy = np.divmod(chosen, self.node.shape[2])
         cuts = np.searchsorted(stage, np.arange(self.instance.stages + 1))

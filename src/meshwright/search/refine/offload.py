@@ -1,7 +1,7 @@
-"""Offload no more than memory asks for: fractions of what a plan keeps on the host, made as small as still fits.
+"""Reduce offload to what memory requires: the smallest fractions that still fit.
 
-The search knows nothing and everything; between them a device updates part of its optimizer states itself, or moves part
-of its activations, so that more of the transfer hides under computation.
+The search offloads nothing or everything. In between, a device updates part of its optimizer states itself, or moves
+only part of its activations, so that more of the transfer overlaps with computation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ORDERS = (("activations", "parameters", "optimizer"), ("optimizer", "parameters
 def trimmed(
     job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants, *, known: bool = False
 ) -> tuple[float, Plan]:
-    """The fastest plan found with smaller fractions on the host, and its seconds; the plan itself if none is.
+    """Return the fastest plan found with smaller offloaded fractions, and its seconds; else the plan itself.
 
-    `known`: no more of the optimizer states are there than all the rest asks for.
+    `known`: the optimizer states' fraction is already the least that the rest requires.
     """
     best = (seconds, plan)
     used = {name for name in _ORDERS[0] for _, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
@@ -46,10 +46,10 @@ def trimmed(
 
 
 def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
-    """Every device group keeps as little of one sort of tensors on the host as lets it fit.
+    """Return a plan whose device groups offload as little of one kind of tensors as fits.
 
-    Bytes grow in proportion to the fraction, or nearly: where the line between two fractions meets the device's memory,
-    the least is close by.
+    Bytes grow almost in proportion to the fraction. The line between two fractions meets the device's memory near the
+    least one.
     """
     groups = list(group_numbers(plan))
     used = {group for group, span in spans_with_groups(plan) if getattr(span.offload, name) > 0}
@@ -57,7 +57,7 @@ def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
         return plan
 
     def beyond(fractions: dict[Group, int]) -> dict[Group, float]:
-        """Bytes that each group takes beyond what it has; positive where it does not fit."""
+        """Return the bytes that each group exceeds its memory by; positive where it does not fit."""
         rows = plan_memory(_scaled(plan, name, {g: fractions[g] / STEPS for g in used}), job, runtime)
         over = [row.host_short_by or (row.short_by or row.total - row.capacity) for row in rows]
         return dict(zip(groups, over, strict=True))
@@ -78,7 +78,7 @@ def _least(job: Job, plan: Plan, name: str, runtime: Runtime) -> Plan:
 
 
 def _between(low: int, high: int, short: float, spare: float) -> int:
-    """The first number at which a line from `short` at one to `spare` at the other is no longer above zero."""
+    """Return the first number at which a line from `short` at one to `spare` at the other is not above zero."""
     if high - low <= 1:
         return high
     reached = ceil((high - low) * short / max(short - spare, 1.0))
@@ -93,14 +93,14 @@ def _scaled(plan: Plan, name: str, fractions: dict[Group, float]) -> Plan:
 
 
 def group_numbers(plan: Plan) -> Iterator[Group]:
-    """(pipeline, device group) in the order of `plan_memory`."""
+    """Yield (pipeline, device group) in the order of `plan_memory`."""
     for p, pipeline in enumerate(plan.pipelines):
         for group in range(len(pipeline.stages) // pipeline.schedule.virtual):
             yield p, group
 
 
 def with_spans(plan: Plan, change: Callable[[Group, int, Span], Span]) -> Plan:
-    """A plan whose spans are changed; `change` is told the pipeline and device group, the stage, and the span."""
+    """Return a plan with changed spans; `change` gets the pipeline and device group, the stage, and the span."""
 
     def stage(p: int, pipeline: Pipeline, s: int, one: Stage) -> Stage:
         group = (p, group_of_stage(pipeline.schedule, len(pipeline.stages), s))
@@ -114,7 +114,7 @@ def with_spans(plan: Plan, change: Callable[[Group, int, Span], Span]) -> Plan:
 
 
 def spans_with_groups(plan: Plan) -> Iterator[tuple[Group, Span]]:
-    """Every span with its pipeline and device group."""
+    """Yield every span with its pipeline and device group."""
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for span in stage.spans:

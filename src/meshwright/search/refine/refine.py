@@ -1,7 +1,7 @@
-"""Compress gradients where that makes a plan faster: with the codecs that the runtime offers, by kind of layer.
+"""Compress gradients where that makes a plan faster, with the runtime's codecs, by kind of layer.
 
-What hides under the backward pass need not shrink, and shrinking takes time of its own: so every codec is tried on all
-layers first, then kinds of layers are left alone again while that helps (HiPress decides in the same spirit).
+Communication that overlaps with the backward pass need not shrink, and encoding takes time. Every codec is first tried
+on all layers; then kinds of layers are dropped again while that helps (HiPress decides in the same spirit).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from meshwright.search.refine.layers import best_layered
 from meshwright.search.refine.offload import spans_with_groups, trimmed
 from meshwright.search.refine.swap import swapped
 
-# Steps beyond the space that the search proves: they start from its best plans, and only ever make the answer faster.
+# Steps beyond the proven space: they start from its best plans, and only ever make the answer faster.
 
 
 _STARTS = 3  # shapes whose best plans are refined
-_NEAR = 1.01  # of the best plan's time: none of these steps was seen to gain more
+_NEAR = 1.01  # of the best plan's time: none of these steps gained more in tests
 
 
 def refined(search: Search, solver: str = "exact", time_limit: float | None = None) -> Plan | None:
-    """A plan that is faster than the search's best, if one of the steps finds it."""
+    """Return a plan that is faster than the search's best, if one of the steps finds it."""
     job, price = search.job, (search.runtime, search.constants)
     near = sorted(search.by_shape.values(), key=lambda found: found.seconds)[:_STARTS]
     plans = [(f.seconds, plan_of(job, f, search.modes)) for f in near if f.seconds < _NEAR * search.limit]
@@ -56,7 +56,7 @@ def refined(search: Search, solver: str = "exact", time_limit: float | None = No
 
 
 def compressed(job: Job, plan: Plan, seconds: float, runtime: Runtime, constants: Constants) -> tuple[float, Plan]:
-    """The fastest plan found with compressed gradients, and its seconds; the plan itself if none is faster."""
+    """Return the fastest plan found with compressed gradients, and its seconds; else the plan itself."""
     best = (seconds, plan)
     for codec in runtime.codecs:
         kinds = frozenset(layer.kind for layer in job.model.layers if layer.parameters)
@@ -81,7 +81,7 @@ def _priced(
 
 
 def _rules(model: Model, kinds: frozenset[str], algorithm: str) -> Iterator[Compression]:
-    """One rule for every run of layers of these kinds."""
+    """Yield one rule for every run of layers of these kinds."""
     for chosen, some in groupby(range(len(model.layers)), key=lambda i: model.layers[i].kind in kinds):
         if chosen:
             where = list(some)

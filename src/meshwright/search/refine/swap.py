@@ -1,8 +1,8 @@
-"""Device-to-device swap (MPress): activations of full devices wait on devices of the same pipeline that have room.
+"""Device-to-device swap (MPress): activations of full devices wait on others of the same pipeline.
 
-Early stages of a pipeline hold more micro-batches than late ones. Where a group must repeat operators or use the host
-although another one has memory to spare, that group's activations go there over the links between devices. The slowest
-group is tried with less repeated, and with as much swapped as lets it fit; what makes the step faster stays.
+Early stages of a pipeline hold more micro-batches than late ones. A group may need recompute or offload although
+another has memory to spare. Its activations then go there over the links between devices. The slowest group is tried
+with less recompute, and the least swap that lets it fit; faster steps stay.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Group = tuple[int, int]  # pipeline, device group
 Level = Literal["none", "selective"]
 _STEPS = 64  # fractions are multiples of 1 / 64
 _ROUNDS = 8  # groups that are relieved, one after the other
-_LEVELS: tuple[Level | None, ...] = ("none", "selective", None)  # None: what it repeated before
-_WORTH = 0.05  # of a device's memory and time: what a group must have to spare, and another spend to save it
+_LEVELS: tuple[Level | None, ...] = ("none", "selective", None)  # None: keep its recompute
+_WORTH = 0.05  # of a device's memory and time: what a group must have to spare, and another must spend, to try it
 
 
 def swapped(
     job: Job, plan: Plan, runtime: Runtime, constants: Constants, limits: Limits | None = None
 ) -> tuple[float, Plan]:
-    """The fastest plan found with swaps, and its seconds; the plan itself if none is faster."""
+    """Return the fastest plan found with swaps, and its seconds; else the plan itself."""
     limits = limits or Limits()
     levels = [level for level in _LEVELS if limits.keeps("recompute", level or "") or level is None]
     found = estimate(job, plan, runtime, constants)
@@ -53,7 +53,7 @@ def swapped(
 
 
 def _candidates(job: Job, found: Estimate, runtime: Runtime, levels: list[Level | None]) -> Iterator[Plan]:
-    """Less repeated and nothing on the host for the slowest group; the least that must be swapped, to one with room."""
+    """Yield plans with less recompute and no offload for the slowest group, and the least swap to one with room."""
     plan, groups = found.plan, list(group_numbers(found.plan))
     rows = dict(zip(groups, found.memory, strict=True))
     slowest = max(groups, key=lambda group: _seconds(found, group))
@@ -70,14 +70,14 @@ def _candidates(job: Job, found: Estimate, runtime: Runtime, levels: list[Level 
 
 
 def _saving(found: Estimate, group: Group) -> float:
-    """Seconds of a micro-batch that a group spends to save memory."""
+    """Return the seconds of a micro-batch that a group spends to save memory."""
     stages = found.pipelines[group[0]].stages
     spent = [stages[s].spent.items() for s in {s for s, _ in _held(found.plan, group)}]
     return sum(seconds for part in spent for (_, name), seconds in part if name in ("recompute", "offload"))
 
 
 def _seconds(found: Estimate, group: Group) -> float:
-    """One micro-batch through all stages of a group."""
+    """Return the seconds of one micro-batch through all stages of a group."""
     stages = found.pipelines[group[0]].stages
     return sum(stages[s].forward + stages[s].backward for s in {s for s, _ in _held(found.plan, group)})
 
@@ -94,7 +94,10 @@ def _held(plan: Plan, group: Group) -> Iterator[tuple[int, Span]]:
 
 
 def _least(job: Job, plan: Plan, group: Group, target: Group, recompute: Level | None, runtime: Runtime) -> Plan | None:
-    """The least fraction that lets a group fit, if the target fits too; by halving. `None` repeats what it did."""
+    """Return by halving the least fraction that lets a group fit, if the target fits too.
+
+    `None` keeps its recompute.
+    """
     to = min(s for s, _ in _held(plan, target))
     at = list(group_numbers(plan)).index(group)
 

@@ -1,7 +1,7 @@
-"""What a block may do with its activations: keep them, repeat operators for them, or park them on the host.
+"""Modes of a block's activations: keep them, recompute operators, or offload them.
 
-Adaptive recomputation: operators are repeated in the order of the bytes they free per second they cost, so the sets
-form a chain from nothing to everything; beside it stand the two levels that frameworks name.
+Recompute is adaptive. Operators are recomputed in the order of the bytes they free per second they cost, so the sets
+form a chain from nothing to everything. The two levels that frameworks name are added.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from meshwright.plans import Job
 from meshwright.plans.spans import alike
 from meshwright.search.space.limits import Limits
 
-_STEPS = 32  # a set of operators is looked at when it frees another 3 % of all activations
+_STEPS = 32  # a set of operators is tried when it frees another 3 % of all activations
 
 
 @dataclass(frozen=True)
 class Mode:
-    """What is repeated, and which part of the rest is parked on the host."""
+    """Recomputed operators, and the offloaded part of the rest."""
 
     recompute: Recompute = "none"
     offload: float = 0.0
 
 
 def modes(job: Job, site: StagePlacement, limits: Limits) -> list[Mode]:
-    """From keeping everything to keeping as little as possible."""
+    """Return modes from keeping everything to keeping as little as possible."""
     found: list[Recompute] = ["none"]
     if limits.allows("recompute"):
         if limits.allows("adaptive"):
@@ -47,7 +47,7 @@ def modes(job: Job, site: StagePlacement, limits: Limits) -> list[Mode]:
 
 
 def recomputes(modes: list[Mode]) -> list[Recompute]:
-    """What they repeat, each once."""
+    """Return the recompute choices of the modes, each once."""
     return list(dict.fromkeys(mode.recompute for mode in modes))
 
 
@@ -56,7 +56,7 @@ def _blocks(job: Job) -> list[tuple[Layer, int]]:
 
 
 def _chain(job: Job, site: StagePlacement) -> list[Recompute]:
-    """Growing sets of operators, the cheapest bytes first."""
+    """Return growing sets of operators, the cheapest bytes first."""
     cut = Slice(1, job.seq_len, job.precision, fused_attention=site.runtime.fused_attention)
     freed: dict[str, float] = defaultdict(float)
     cost: dict[str, float] = defaultdict(float)
@@ -78,7 +78,7 @@ def _chain(job: Job, site: StagePlacement) -> list[Recompute]:
 
 
 def _distinct(job: Job, found: list[Recompute]) -> list[Recompute]:
-    """Of several that repeat the same operators, the one with a name."""
+    """Return distinct choices; of several that recompute the same operators, the named one."""
     seen: dict[object, Recompute] = {}
     layers = [layer for layer, _ in _blocks(job)]
     for recompute in sorted(found, key=lambda r: not isinstance(r, str)):

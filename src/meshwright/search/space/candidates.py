@@ -19,13 +19,13 @@ from meshwright.search.space.grids import ORDERS, Grids, expert_widths, fold, fo
 from meshwright.search.space.limits import Limits
 
 Array = Any
-# Offloaded fractions of optimizer states and parameters: nothing, optimizer states, both.
+# Offloaded fractions of optimizer states and parameters: none, optimizer states, both.
 AWAY = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
 
 
 @dataclass(frozen=True)
 class Choices:
-    """LayerConfig to run every layer of a stage: a grid, samples per replica, a ZeRO level, what lives on the host."""
+    """Configurations of all layers of a stage: a grid, samples per replica, a ZeRO level, offloaded states."""
 
     grids: Grids
     samples: Array  # of one micro-batch, per replica
@@ -47,7 +47,7 @@ class Choices:
         return self.samples * self.grids.dp
 
     def span(self, row: int, layers: str) -> Span:
-        """One of them, as a plan writes it."""
+        """Return one choice as a span of a plan."""
         g = self.grids
         away = Offload(optimizer=float(self.optimizer_away[row]), parameters=float(self.parameters_away[row]))
         return Span(
@@ -58,13 +58,13 @@ class Choices:
 
 
 def bare(grids: Grids, samples: Array) -> Choices:
-    """Grids without ZeRO or offload."""
+    """Return grids without ZeRO or offload."""
     none = np.zeros(len(grids), dtype=np.int64)
     return Choices(grids, samples, none, none, none * 0.0, none * 0.0)
 
 
 def folded(job: Job, sorts: Sequence[Layer], part: Choices, fabric: Fabric, limits: Limits) -> Choices:
-    """Every grid with every folding of the experts over it; as it is, where no layer has experts."""
+    """Return every grid with every folding of the experts over it; unchanged if no layer has experts."""
     if not any(layer.experts for layer in sorts):
         return part
     found, widths = [], expert_widths(sorts)
@@ -76,9 +76,9 @@ def folded(job: Job, sorts: Sequence[Layer], part: Choices, fabric: Fabric, limi
 
 
 def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Array]:
-    """Every grid with every ZeRO level, over all replicas or those of a node, with and without offloaded states.
+    """Return every grid with every ZeRO level, over all replicas or those of a node, with and without offload.
 
-    Also the row of `bare_` that each comes from.
+    The second result is the row of `bare_` that each comes from.
     """
     size = job.cluster.groups[0].devices_per_node
     grids = bare_.grids
@@ -89,7 +89,7 @@ def with_states(bare_: Choices, job: Job, limits: Limits) -> tuple[Choices, Arra
             continue
         for hybrid in (False, True) if level in {1, 3} and limits.allows("hybrid") else (False,):
             rows = np.ones(len(grids), dtype=bool)
-            if level and "zero" not in limits.fixed:  # shards of one are whole
+            if level and "zero" not in limits.fixed:  # shards of one device are whole
                 rows &= (grids.replicas > 1) | (grids.expert_replicas > 1)
             if hybrid:
                 rows &= (near > 1) & (near < grids.replicas) & (grids.replicas % near == 0)
@@ -114,7 +114,7 @@ def _may_offload(job: Job, limits: Limits) -> bool:
 
 
 def away(part: Choices, optimizer: float, parameters: float) -> Choices:
-    """With so much of the states on the host."""
+    """Return the choices with the given parts of the states offloaded."""
     ones = np.ones(len(part))
     return replace(part, optimizer_away=ones * optimizer, parameters_away=ones * parameters)
 
@@ -126,7 +126,7 @@ def joined(parts: list[Choices]) -> Choices:
 
 
 def inside(grids: Grids, axes: tuple[str, ...], span: int) -> Array:
-    """Members of a group along some axes that one span of devices holds."""
+    """Return the members of a group along some axes that one span of devices holds."""
     strides = grids.strides
     found = np.ones(len(grids), dtype=np.int64)
     for axis in axes:
@@ -144,12 +144,12 @@ def _strided(fabric: Fabric, stride: Array, size: Array) -> Counts:
 
 
 def cut_of(choices: Choices, job: Job, runtime: Runtime) -> LayerConfig:
-    """The same where it does not matter how far apart devices are: for bytes."""
+    """Return the configurations without distances between devices, enough for bytes."""
     return priced(choices, job, Fabric(()), runtime)
 
 
 def priced(choices: Choices, job: Job, fabric: Fabric, runtime: Runtime) -> LayerConfig:
-    """The arrays that the cost model takes."""
+    """Return the arrays that the cost model takes."""
     g = choices.grids
     cut = Slice(
         choices.samples, job.seq_len, job.precision, g.tp, g.sp.astype(bool), g.ulysses, g.ring, g.ep, g.etp,

@@ -1,7 +1,7 @@
-"""Where a chain of layers may be cut into stages.
+"""Places to cut a chain of layers into stages.
 
-Every way to cut it where there are few. Else cuts are balanced by time on one device, with several ways to round to
-whole layers or whole blocks; `local_search.py` then moves the cuts of the best plan.
+All cuts are tried if there are few. Else cuts are balanced by time on one device, with several roundings to whole
+layers or blocks; `local_search.py` then moves the cuts of the best plan.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from meshwright.search.space.limits import Limits
 Array = Any
 Parted = dict[tuple[int, int, bool], list[tuple[int, ...]]]  # cuts by stages, tilts, and whether blocks may be cut
 _TILTS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, -0.1, -0.2)
-PARTS = (1.0, 0.8, 1.2)  # of an even share, what the first stage of a group with several takes
+PARTS = (1.0, 0.8, 1.2)  # of an even share, for the first stage of a group with several
 _TILTED = 16  # device groups; longer pipelines have too little in each stage to tilt
 _CLOSE = 1e-3  # of the longest stage
-_GRAIN = 0.1  # of a usual layer: weights are no finer
-_ROUGHLY = 600  # ways to cut a chain into few stages that get a bound in the end
-_FEW = 36  # ways to cut a chain that are all looked at
+_GRAIN = 0.1  # of a usual layer: resolution of weights
+_ROUGHLY = 600  # cuts of a chain into few stages that get a bound at the end
+_FEW = 36  # cuts of a chain that are all tried
 
 
 @dataclass(frozen=True)
 class Family:
-    """LayerConfig to cut a chain into as many stages, and the layers that every stage then holds."""
+    """Cuts of a chain into equally many stages, and the layers that every stage then holds."""
 
     cuts: Sequence[tuple[int, ...]]
     counts: Array  # (place, sort): layers of each sort before each place
@@ -42,7 +42,7 @@ class Family:
 
     @cached_property
     def where(self) -> Array:
-        """(cuts, stage + 1): where stages begin and end."""
+        """(cuts, stage + 1): begin and end of stages."""
         return np.array(self.cuts)
 
     @cached_property
@@ -52,13 +52,13 @@ class Family:
 
     @cached_property
     def turned(self) -> Array:
-        """(cuts, sort, stage): the same, as products of matrices need it."""
+        """(cuts, sort, stage): as `held`, in the order that matrix products need."""
         return np.ascontiguousarray(self.held.transpose(0, 2, 1))
 
     def lead(self, groups: int) -> Array:
-        """(cuts, sort): layers of each sort that stand before a group, summed over all groups.
+        """Return (cuts, sort): layers of each sort before a group, summed over all groups.
 
-        A group cannot begin before they have passed the first micro-batch on.
+        A group cannot begin before they have passed on the first micro-batch.
         """
         found: Array = np.einsum("k,qks->qs", groups - 1.0 - np.arange(groups), self.held[:, :groups])
         return found
@@ -68,7 +68,7 @@ Known = dict[tuple[tuple[int, ...], tuple[float, ...]], Family]  # cuts by homes
 
 
 def places(model: Model, limits: Limits) -> Array:
-    """Positions between layers at which a pipeline may be cut: anywhere, or between blocks only."""
+    """Return the positions between layers at which a pipeline may be cut: anywhere, or between blocks only."""
     layers = model.layers
     inside = [bool(layers[i].block) and layers[i].block == layers[i - 1].block for i in range(1, len(layers))]
     allowed = [i + 1 for i, cut in enumerate(inside) if limits.allows("split") or not cut]
@@ -78,12 +78,12 @@ def places(model: Model, limits: Limits) -> Array:
 def balanced(
     weights: Array, homes: tuple[int, ...], where: Array, between: Array, known: Parted | None = None
 ) -> list[tuple[int, ...]]:
-    """Cuts that give each group of devices about the same work; each starts with 0 and ends with the last layer.
+    """Return cuts that give each device group about equal work; each starts with 0 and ends with the last layer.
 
-    They stand at some places (`where`), or only at those `between` blocks; `homes` is the group of each stage. Short
-    pipelines of one stage per group also get cuts whose stages grow or shrink along the pipeline: where memory is short,
-    stages that hold more micro-batches take fewer layers. `known` keeps what does not depend on the groups, for calls
-    with the same weights and places.
+    Cuts are at some places (`where`), or only at those `between` blocks; `homes` is the group of each stage. Short
+    pipelines of one stage per group also get cuts whose stages grow or shrink along the pipeline. If memory is short,
+    stages that hold more micro-batches then take fewer layers. `known` keeps results that do not depend on the groups,
+    for calls with the same weights and places.
     """
     known = {} if known is None else known
     count, stages = len(weights), len(homes)
@@ -95,7 +95,7 @@ def balanced(
         return []
     if comb(len(where), stages - 1) <= _FEW:
         return [(0, *some, count) for some in combinations(where.tolist(), stages - 1)]
-    # Many short stages in a group even out: whole blocks are fine enough where there are two or more for each.
+    # Many short stages in a group even out: whole blocks are fine enough with two or more per stage.
     sets = (between,) if virtual > 2 and len(between) >= 2 * stages else (where, between)
     found: dict[tuple[int, ...], None] = {}
     total = np.concatenate([[0.0], np.cumsum(weights)])
@@ -114,7 +114,7 @@ def balanced(
 
 
 def even(model: Model, stages: int) -> list[tuple[int, ...]]:
-    """Cuts into stages with as many blocks each; none if that cannot be. Other layers stay with their neighbours."""
+    """Return cuts into stages with equally many blocks, or none. Other layers stay with their neighbours."""
     starts = [i for i, layer in enumerate(model.layers) if layer.block and layer.opens_block]
     if stages == 1:
         return [(0, len(model.layers))]
@@ -129,7 +129,7 @@ def _between_blocks(model: Model) -> Array:
 
 
 def _rounded(total: Array, stages: int, allowed: Array, tilt: float) -> tuple[int, ...]:
-    """Each cut at the allowed place nearest to its share of the total; the last stage takes `1 + tilt` of a fair one."""
+    """Return each cut at the allowed place nearest to its share; the last stage takes `1 + tilt` of a fair one."""
     reached = total[allowed]
     part = np.arange(1, stages) / stages
     target = total[-1] * (part - tilt * part * (1 - part))
@@ -144,9 +144,9 @@ def _rounded(total: Array, stages: int, allowed: Array, tilt: float) -> tuple[in
 def shared_out(
     total: Array, homes: tuple[int, ...], allowed: Array, part: float, shares: Array | None = None
 ) -> tuple[int, ...]:
-    """Each stage takes of its group's share what is left, evenly; the group's first stage takes `part` as much.
+    """Return cuts where each stage takes an even part of its group's rest, and a group's first stage `part` as much.
 
-    What rounding to whole layers gives a group too much, its later stages have less. `total` is the work before each
+    If rounding to whole layers gives a group too much, its later stages have less. `total` is the work before each
     place; `shares` are the groups' parts of all work, or equal.
     """
     places_ = allowed.tolist()
@@ -171,7 +171,7 @@ def shared_out(
 
 
 def _packed(total: Array, stages: int, allowed: Array, most: float) -> list[tuple[int, ...]]:
-    """The least longest stage, `most` or less, filled from the front, and from the back."""
+    """Return cuts with the least longest stage, `most` or less, filled from the front, and from the back."""
     count = len(total) - 1
     ahead = np.append(allowed, count)
     behind = np.append(count - allowed[::-1], count)
@@ -198,7 +198,7 @@ def _least_longest(reached: list[float], stages: int, most: float) -> float:
 
 
 def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
-    """Places of the ends of stages as long as `most` allows, each at least one place long; nothing if they end early."""
+    """Return the ends of stages as long as `most` allows, at least one place each; None if they end early."""
     found, at, here = [], -1, 0.0
     most *= 1 + 1e-12
     for last in range(len(reached) - stages, len(reached)):
@@ -211,10 +211,10 @@ def _fill(reached: list[float], stages: int, most: float) -> list[int] | None:
 
 
 class Cutter:
-    """Cuts by stage size and micro-batch: what layers take differs between them, and so do balanced cuts."""
+    """Cuts by stage size and micro-batch, which decide the times of layers and so the balanced cuts."""
 
     def __init__(self, model: Model, sort: Array, counts: Array, limits: Limits, known: Known | None = None) -> None:
-        """`known` holds cuts that searches of the same model under the same limits have made."""
+        """Create a cutter; `known` holds cuts from searches of the same model under the same limits."""
         self.model, self.sort, self.counts = model, sort, counts
         self.places = places(model, limits)
         self.between = np.intersect1d(self.places, _between_blocks(model))
@@ -225,12 +225,12 @@ class Cutter:
         self._leads: dict[tuple[tuple[int, ...], tuple[float, ...]], Array] = {}
 
     def weigh(self, size: int, micro_batches: int, seconds: Array) -> None:
-        """Tell what every sort of layer takes; tenths of a usual layer are enough, and let tables share their cuts."""
+        """Set the time of every kind of layer, in tenths of a usual layer, so that tables can share their cuts."""
         usual = np.mean(seconds[self.sort])
         self._weights[size, micro_batches] = tuple((np.round(10 * seconds / usual) / 10).tolist())
 
     def cuts(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Family:
-        """Cuts into stages whose groups of devices are `homes`."""
+        """Return cuts into stages whose device groups are `homes`."""
         key = (homes, self._weights[size, micro_batches])
         if key not in self._cuts:
             each = np.maximum(np.array(key[1]), 1e-3)[self.sort]
@@ -242,7 +242,7 @@ class Cutter:
         return self._cuts[key]
 
     def roughly(self, stages: int) -> list[tuple[int, ...]]:
-        """Every way to cut the chain at some of its places, evenly far apart: some hundred."""
+        """Return every cut of the chain at some evenly spaced places: some hundred."""
         count = len(self.places)
         while comb(count, stages - 1) > _ROUGHLY:
             count -= 1
@@ -250,14 +250,14 @@ class Cutter:
         return [(0, *cut, len(self.sort)) for cut in combinations(some.tolist(), stages - 1)]
 
     def shared(self, homes: tuple[int, ...], slower: Array, seconds: Array) -> list[tuple[int, ...]]:
-        """Cuts that give each group work in inverse proportion to how slow it is; `seconds` are those of each layer."""
+        """Return cuts that give each group work in inverse proportion to its slowness; `seconds` are per layer."""
         total = np.concatenate([[0.0], np.cumsum(seconds)])
         shares = 1 / slower / (1 / slower).sum()
         fine = [where for where in (self.places, self.between) if len(where) >= len(homes) - 1]
         return [shared_out(total, homes, where, part, shares) for where in fine for part in PARTS]
 
     def lead(self, homes: tuple[int, ...], size: int, micro_batches: int) -> Array:
-        """Layers of each sort before each group, summed over the groups: (cuts, sort)."""
+        """Return layers of each sort before each group, summed over the groups: (cuts, sort)."""
         key = (homes, self._weights[size, micro_batches])
         if key not in self._leads:
             self._leads[key] = self.cuts(homes, size, micro_batches).lead(max(homes) + 1)

@@ -1,8 +1,8 @@
-"""Every way to lay a stage's devices out as a grid of axes.
+"""Layouts of a stage's devices as grids of axes.
 
 A grid is dp x tp x ulysses x ring devices, an order of these axes from adjacent devices outwards, and expert
-parallelism folded over the same devices. Axes fill a tier of links or divide it, so that every group of an axis meets
-the same links; of two orders that meet the same links one is enough.
+parallelism folded over the same devices. Axes fill a tier of links or divide it, so that every group of an axis uses
+the same links. Of two orders that use the same links one is enough.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERS: tuple[tuple[Axis, ...], ...] = tuple(permutations(AXES))
 
 @dataclass(frozen=True)
 class Grids:
-    """Arrays with one entry for each candidate."""
+    """Degrees and orders: arrays with one entry per candidate."""
 
     tp: Array
     sp: Array
@@ -72,7 +72,8 @@ class Grids:
 
 
 def divisors(number: int) -> list[int]:
-    """
+    """Return the divisors of a number.
+
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
@@ -81,7 +82,7 @@ def divisors(number: int) -> list[int]:
 
 
 def stage_sizes(job: Job, limits: Limits) -> list[int]:
-    """Devices a stage may have: parts of a node, or whole nodes."""
+    """Return the devices a stage may have: parts of a node, or whole nodes."""
     group = job.cluster.groups[0]
     inside = divisors(group.devices_per_node)
     across = [group.devices_per_node * n for n in range(2, group.nodes + 1)]
@@ -93,7 +94,7 @@ def _sorts(model: Model) -> tuple[Layer, ...]:
 
 
 def all_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
-    """Every grid whose degrees the model, the batch and the cluster allow, before experts are folded over it."""
+    """Return every grid that the model, the batch and the cluster allow, before experts are folded over it."""
     sizes = set(stage_sizes(job, limits))
     replicas = [d for d in divisors(job.global_batch) if limits.keeps("dp", d)]
     every = [
@@ -106,13 +107,13 @@ def all_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
 
 
 def bare_grids(job: Job, fabric: Fabric, limits: Limits) -> Grids:
-    """Every way to cut one replica, whatever the cluster: for bounds."""
+    """Return every cut of one replica, on any cluster: for bounds."""
     every = [(tp, sp, ulysses, ring, 1) for tp, sp, ulysses, ring in _cuts(job, limits)]
     return _placed(every, _spans(job, fabric), limits, anyhow=True)
 
 
 def _placed(every: Sequence[tuple[int, ...]], tiers: tuple[int, ...], limits: Limits, *, anyhow: bool = False) -> Grids:
-    """Grids of (tp, sp, ulysses, ring, dp) with every order of their axes; `anyhow`: the default one where none may be."""
+    """Return grids of (tp, sp, ulysses, ring, dp) with every order of axes; `anyhow`: the default if none fits."""
     tp, sp, ulysses, ring, dp = np.array(every, dtype=np.int64).reshape(-1, 5).T
     may = _orders(np.stack([tp, ulysses, ring, dp]), tiers, len(ORDERS) if limits.allows("placement") else 1)
     may[0] |= anyhow & ~may.any(axis=0)
@@ -122,7 +123,7 @@ def _placed(every: Sequence[tuple[int, ...]], tiers: tuple[int, ...], limits: Li
 
 
 def _cuts(job: Job, limits: Limits) -> Iterator[tuple[int, int, int, int]]:
-    """(tp, sp, ulysses, ring) that divide heads, widths and the sequence."""
+    """Yield (tp, sp, ulysses, ring) that divide heads, widths and the sequence."""
     layers = _sorts(job.model)
     lengths = {layer.length(job.seq_len) for layer in layers}
     whole = not all(layer.tensor_parallel for layer in layers)
@@ -150,7 +151,7 @@ def _sp(limits: Limits, sp: int, tp: int) -> bool:
 
 
 def _head_cuts(layers: tuple[Layer, ...]) -> list[int]:
-    """tp x ulysses that divide the heads, and divide or are divided by the key/value heads."""
+    """Return tp x ulysses that divide the heads, and divide or are divided by the key/value heads."""
     with_heads = [layer for layer in layers if layer.heads]
     if not with_heads:
         return [1]
@@ -170,7 +171,7 @@ def _rings(lengths: set[int], most: int) -> list[int]:
 
 
 def _spans(job: Job, fabric: Fabric) -> tuple[int, ...]:
-    """Devices that each tier of links inside a node joins, and the node's.
+    """Return the devices that each tier of links inside a node joins, and the node's.
 
     A tier that joins several nodes (NVL72) need not be filled evenly: 64 devices of 72 are a good stage.
     """
@@ -179,7 +180,7 @@ def _spans(job: Job, fabric: Fabric) -> tuple[int, ...]:
 
 
 def _orders(degrees: Array, tiers: tuple[int, ...], count: int) -> Array:
-    """(order, grid): whether the axes may lie so, of the first `count` orders; of orders that meet the same links one.
+    """Return (order, grid): True for allowed orders among the first `count`, one of each that use the same links.
 
     `degrees` are those of AXES, for every grid.
     """
@@ -203,7 +204,7 @@ def _orders(degrees: Array, tiers: tuple[int, ...], count: int) -> Array:
 
 
 def foldings(job: Job, fabric: Fabric, limits: Limits) -> list[tuple[int, bool]]:
-    """(ep, whether etp follows tp) that the experts allow: experts whole, or cut as tensor parallelism cuts the rest."""
+    """Return (ep, True if etp follows tp): experts whole, or cut as tensor parallelism cuts the rest."""
     moe = [layer for layer in _sorts(job.model) if layer.experts]
     if not moe:
         return [(1, False)]
@@ -216,14 +217,14 @@ def foldings(job: Job, fabric: Fabric, limits: Limits) -> list[tuple[int, bool]]
 
 
 def expert_widths(layers: Iterable[Layer]) -> set[int]:
-    """Inner widths of experts, which tensor parallelism cuts."""
+    """Return the inner widths of experts, which tensor parallelism cuts."""
     return {int(op.k) for layer in layers for op in layer.ops if op.name == "expert_down"}
 
 
 def fold(
     job: Job, widths: set[int], grids: Grids, ep: int, fabric: Fabric, limits: Limits, *, same: bool
 ) -> tuple[Grids, Array]:
-    """Experts of some inner widths over the devices of each grid that has room for them, and the rows it keeps."""
+    """Fold experts of some inner widths over the devices of each grid with room for them; also return the rows kept."""
     etp = grids.tp if same else np.ones_like(grids.tp)
     rows = (grids.devices % (ep * etp) == 0) & ((etp > 1) | (not same))
     for span in _spans(job, fabric):

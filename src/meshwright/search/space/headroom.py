@@ -1,4 +1,4 @@
-"""Memory that a plan must leave free: devices are searched as if they had less."""
+"""Reserve memory that a plan must leave free: devices are searched as if they had less."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.plans import Job, Plan
 
 
 def with_less_memory(job: Job, headroom: float) -> Job:
-    """The same job on devices without the part `headroom` of their memory.
+    """Return the job on devices without the part `headroom` of their memory.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("gpt2"), mw.Cluster.preset("8xh100"), global_batch=64)
@@ -22,11 +22,11 @@ def with_less_memory(job: Job, headroom: float) -> Job:
 
 
 def with_memory(job: Job, change: Callable[[int], int]) -> Job:
-    """The same job on devices whose bytes of memory are changed."""
+    """Return the job on devices whose bytes of memory are changed."""
     groups = [replace(g, device=replace(g.device, memory=change(g.device.memory))) for g in job.cluster.groups]
     return replace(job, cluster=replace(job.cluster, groups=tuple(groups)))
 
 
 def on_job(plan: Plan, job: Job) -> Plan:
-    """A plan that was found for such a job, as a plan of the job itself."""
+    """Return a plan of such a job as a plan of the original job."""
     return changed(plan, job=job.written())

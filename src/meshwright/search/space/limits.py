@@ -1,4 +1,4 @@
-"""What a search may choose from: what the user fixes, and what the user forbids."""
+"""Limits of a search: what the user fixes, and what the user forbids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.errors import InputError, UnknownName
 from meshwright.plans import parse_short
 from meshwright.plans.schedule import V_SHAPED
 
-# Names of a fixed value, with the smallest it may be; strings are checked where they are used.
+# Names of a fixed value, with the smallest it may be; strings are checked on use.
 _NUMBERS = {
     "tp": 1, "ulysses": 1, "ring": 1, "ep": 1, "etp": 1, "dp": 1, "pp": 1, "virtual": 1, "micro_batch": 1,
     "micro_batches": 1, "zero": 0, "zero_group": 0, "devices": 1,
@@ -20,7 +20,7 @@ _WORDS = {
     "recompute": ("none", "selective", "full"),
     "sp": ("true", "false"),
 }
-# What can be forbidden as a whole, and what it means.
+# Names that can be forbidden, and their meaning.
 FORBIDDABLE = {
     "tp": "tensor parallelism", "sp": "sequence parallelism", "ulysses": "Ulysses", "ring": "ring attention",
     "ep": "expert parallelism", "pp": "pipelines", "zero": "ZeRO of any level", "zero1": "ZeRO-1", "zero2": "ZeRO-2",
@@ -52,7 +52,7 @@ class Limits:
     def of(
         fixed: Mapping[str, Any] | str | None = None, forbidden: Iterable[str] = (), headroom: float = 0.0
     ) -> Limits:
-        """Checked: every name and value must be one that the search knows."""
+        """Return checked limits: the search must know every name and value."""
         if isinstance(headroom, bool) or not isinstance(headroom, int | float) or not 0 <= headroom < 1:
             raise InputError(f"is {headroom!r}", field="headroom", valid="a part of the memory, such as 0.1")
         names = _names(forbidden)
@@ -77,17 +77,17 @@ class Limits:
         return name not in self.forbidden
 
     def keeps(self, name: str, value: object) -> bool:
-        """Whether a value is the fixed one, or none is fixed."""
+        """Return True if a value is the fixed one, or none is fixed."""
         return name not in self.fixed or self.fixed[name] == value
 
     def schedules(self) -> list[str]:
-        """Schedules that may run a pipeline."""
+        """Return the schedules that may run a pipeline."""
         names = ("1f1b", "gpipe", "interleaved", "zero-bubble", *V_SHAPED)
         return [n for n in names if self.allows(n) and self.keeps("schedule", n)]
 
 
 def _names(forbidden: Iterable[str] | None) -> frozenset[str]:
-    """Names from a list, or from a text with commas."""
+    """Return names from a list, or from a text with commas."""
     if isinstance(forbidden, str):
         return frozenset(name.strip() for name in forbidden.split(",") if name.strip())
     if forbidden is not None and not isinstance(forbidden, Iterable):

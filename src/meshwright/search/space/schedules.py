@@ -1,4 +1,4 @@
-"""Which pipelines a cluster and a batch allow: numbers of device groups, and schedules."""
+"""Pipelines that a cluster and a batch allow: numbers of device groups, and schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_VIRTUAL = 8  # stages of one device group
 
 
 def group_counts(job: Job, limits: Limits, size: int, most: int, *, all_devices: bool) -> list[int]:
-    """Numbers of groups of `size` devices, most first; what they leave idle are whole nodes, or part of the only one."""
+    """Return numbers of groups of `size` devices, most first; idle devices are whole nodes, or part of the only one."""
     fixed = limits.fixed.get("pp")
     counts = [fixed] if fixed else [most] if all_devices else range(most, 0, -1)
     wanted = limits.fixed.get("devices", 0 if limits.allows("idle") else job.cluster.devices)
@@ -24,7 +24,7 @@ def group_counts(job: Job, limits: Limits, size: int, most: int, *, all_devices:
 
 
 def schedules(names: Sequence[str], limits: Limits, groups: int, count: int, most_stages: int) -> Iterator[Schedule]:
-    """Schedules of so many groups and micro-batches that may run, out of some names."""
+    """Yield the schedules among `names` that run these groups and micro-batches."""
     virtual = limits.fixed.get("virtual")
     if groups == 1:
         fixed = limits.fixed.get("schedule")

@@ -1,7 +1,7 @@
-"""What other frameworks can run, as limits of the search: `plan --for megatron` finds the best plan among those.
+"""Abilities of other frameworks, as limits of the search: `plan --for megatron` finds the best plan among those.
 
-A framework's limits often hang together (DeepSpeed's pipeline takes ZeRO-1 only); limits of the search do not. Where
-that is so, the rarer of the two is left out, so that what is found can always be run.
+A framework's limits often depend on each other (DeepSpeed's pipeline takes ZeRO-1 only); limits of the search do not.
+The rarer of the two is then left out, so that the framework can run every plan found.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from meshwright.errors import InputError, UnknownName
 from meshwright.search.space.limits import Limits
 
-# No framework but ours takes these: chosen operators, ways that change inside a stage or between stages, cuts inside a
-# block, axes in any order, swaps between devices, fractions of offload.
+# Only our framework takes these: chosen operators, strategies that change inside a stage or between stages, cuts inside
+# a block, axes in any order, swaps between devices, fractions of offload.
 _OURS = ("adaptive", "mixed", "stagewise", "split", "placement", "swap", "partial", "compression")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A framework that a plan may be exported to."""
+    """Framework that a plan may be exported to."""
 
     name: str
     runtime: str  # whose times are predicted
     forbidden: tuple[str, ...]
-    why: str  # in a line, where the limits come from
+    why: str  # in a line, the source of the limits
 
 
 TARGETS = {
@@ -71,7 +71,7 @@ TARGETS = {
 
 
 def target(name: str) -> Target:
-    """Look a target up by name.
+    """Return a target by name.
 
     >>> target("megatron").runtime
     'megatron-overlap'
@@ -83,7 +83,7 @@ def target(name: str) -> Target:
 
 
 def limits_for(name: str, fixed: Mapping[str, Any], forbidden: Iterable[str]) -> Limits:
-    """The user's limits and the target's; what a user fixes must be something the target can run.
+    """Return the user's limits joined with the target's; the target must be able to run all fixed values.
 
     >>> "zero3" in limits_for("megatron", {"tp": 8}, ["ulysses"]).forbidden
     True

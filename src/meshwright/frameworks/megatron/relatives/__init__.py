@@ -1,6 +1,6 @@
 """Frameworks that take Megatron-LM arguments.
 
-- `mindspeed`: mindSpeed-LLM (Ascend)
-- `nemo`: megatron-Bridge (NeMo)
+- `mindspeed`: MindSpeed-LLM (Ascend)
+- `nemo`: Megatron-Bridge (NeMo)
 - `slime`: slime
 """

@@ -1,6 +1,6 @@
-"""MindSpeed-LLM (Ascend): Megatron's arguments, and its own where it says things otherwise.
+"""Write a plan for MindSpeed-LLM (Ascend): Megatron's arguments, and its own where they differ.
 
-Its limits and names are those of mindspeed_llm/training/arguments.py (Ascend/MindSpeed-LLM, commit 015ce048f5) and of
+Limits and names are those of mindspeed_llm/training/arguments.py (Ascend/MindSpeed-LLM, commit 015ce048f5) and of
 docs/features/dualpipev.md (Ascend/MindSpeed, commit 1cd5d396eb).
 """
 
@@ -36,7 +36,7 @@ _OPTIMIZERS: dict[str, Arguments] = {
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """The script, and what it cannot say."""
+    """Return the script, and the parts it cannot express."""
     config_of(job.model)
     if job.precision not in {"bf16", "fp16", "fp32"}:
         raise Inexpressible(f"MindSpeed-LLM trains in bf16, fp16 or fp32, not in {job.precision}")
@@ -78,7 +78,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
-    """The nearest plan that MindSpeed-LLM runs."""
+    """Return the nearest plan that MindSpeed-LLM runs."""
     found = Fit(job, uniform, missing)
     dual = uniform.schedule.name == "dualpipev" and _dual_pipe_runs(job, uniform)
     found = found if dual else schedule(found)
@@ -108,7 +108,10 @@ def _fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
 
 
 def _dual_pipe_runs(job: Job, uniform: Uniform) -> bool:
-    """Experts, even stages, two micro-batches per device group, no context parallelism."""
+    """Return True if DualPipeV can run.
+
+    It needs experts, even stages, two micro-batches per device group, and no context parallelism.
+    """
     strategy = uniform.strategy
     experts = any(layer.experts for layer in job.model.layers)
     alone = strategy.ulysses * strategy.ring == 1 and len(set(uniform.blocks)) == 1
@@ -146,7 +149,7 @@ def _parallel(job: Job, uniform: Uniform) -> Arguments:
 
 
 def _recompute(model: Model, repeated: Repeated, missing: list[str]) -> tuple[Arguments, Repeated]:
-    """Whole blocks as Megatron; norms and activation functions by switches of its own."""
+    """Return recompute arguments: whole blocks as in Megatron, norms and activation functions by its own switches."""
     if repeated.what == "none":
         return {}, repeated
     if repeated.what == "full":
@@ -164,7 +167,7 @@ def _recompute(model: Model, repeated: Repeated, missing: list[str]) -> tuple[Ar
 
 
 def _shape(job: Job, missing: list[str], to_fill: list[str]) -> Arguments:
-    """Megatron's words, in its own where it has others for latent attention, experts and windows."""
+    """Return Megatron's shape arguments, with its own for latent attention, experts and windows."""
     said = shape_arguments(job.model, job.seq_len, missing, to_fill)
     for name in ("moe-ffn-hidden-size", "moe-layer-freq", "moe-shared-expert-intermediate-size", "moe-permute-fusion"):
         said.pop(name, None)

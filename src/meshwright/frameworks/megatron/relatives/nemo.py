@@ -1,6 +1,6 @@
-"""Megatron-Bridge (NeMo): a recipe and the Hydra overrides that make it train a plan.
+"""Write a plan for Megatron-Bridge (NeMo): a recipe and the Hydra overrides that make it train the plan.
 
-A recipe has values of its own, so that everything a plan says is written out, what is off too. Names are fields of
+A recipe has values of its own, so every choice of a plan is written, also those that are off. Names are fields of
 megatron-bridge 0.3.1 and of the classes of megatron-core 0.16.1 that it builds on.
 """
 
@@ -23,7 +23,7 @@ _RECIPES = {
     "qwen3-32b": "qwen3_32b", "qwen3-30b-a3b": "qwen3_30b_a3b", "qwen3-235b-a22b": "qwen3_235b_a22b",
     "deepseek-v2-lite": "deepseek_v2_lite", "deepseek-v3": "deepseek_v3", "kimi-k2": "kimi_k2",
 }  # fmt: skip
-_FAMILIES = {  # a recipe whose shape is written over, for models that have none of their own
+_FAMILIES = {  # a recipe whose shape is overridden, for models without their own
     "gpt2": "gpt3_175b", "llama": "llama3_8b", "qwen2": "qwen25_7b", "qwen3": "qwen3_8b", "qwen3_moe": "qwen3_30b_a3b",
     "deepseek_v2": "deepseek_v2_lite", "deepseek_v3": "deepseek_v3", "kimi_k2": "kimi_k2",
 }  # fmt: skip
@@ -34,7 +34,7 @@ _PRECISIONS = {
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
-# What a plan says, by argument, and what stands where it says nothing.
+# Choices of a plan by argument, with the default of each.
 _FIELDS: dict[str, tuple[str, str]] = {
     "tensor-model-parallel-size": ("model.tensor_model_parallel_size", "1"),
     "pipeline-model-parallel-size": ("model.pipeline_model_parallel_size", "1"),
@@ -84,7 +84,7 @@ _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """A script that starts the recipe with every override."""
+    """Return a script that starts the recipe with every override."""
     if job.precision not in _PRECISIONS:
         raise Inexpressible(f"recipes train in {', '.join(_PRECISIONS)}, not in {job.precision}")
     said = say(job, plan)
@@ -112,7 +112,7 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _recipe(job: Job) -> tuple[str, bool]:
-    """A recipe, and whether it is of this very model."""
+    """Return a recipe, and True if it is of this very model."""
     known = _RECIPES.get(job.model.reference) if isinstance(job.model.reference, str) else None
     family = _FAMILIES.get(job.model.family)
     if known is None and family is None:
@@ -121,7 +121,7 @@ def _recipe(job: Job) -> tuple[str, bool]:
 
 
 def overrides(job: Job, arguments: Arguments, virtual: int, own: bool) -> dict[str, str]:
-    """Key to value, in the order that people read."""
+    """Return key to value, in the order that people read."""
     found = {key: _value(name, arguments.get(name), usual) for name, (key, usual) in _FIELDS.items()}
     found["model.virtual_pipeline_model_parallel_size"] = str(virtual) if virtual > 1 else "null"
     found["model.seq_length"] = found["dataset.seq_length"]
@@ -133,7 +133,7 @@ def overrides(job: Job, arguments: Arguments, virtual: int, own: bool) -> dict[s
     if "ckpt-format" in arguments:
         found["checkpoint.ckpt_format"] = arguments["ckpt-format"][0]
     found["mixed_precision"] = _PRECISIONS[job.precision]
-    found["comm_overlap"] = "null"  # it would set the overlap of the recipe over that of the plan
+    found["comm_overlap"] = "null"  # it would override the plan's overlap with the recipe's
     if not own:
         found |= {f"model.{field}": arguments[name][0] for name, field in _SHAPE.items() if name in arguments}
     return found

@@ -1,7 +1,7 @@
-"""slime: Megatron's arguments in the arrays of its scripts, for the actor that it trains.
+"""Write a plan for slime: Megatron's arguments in the arrays of its scripts, for the actor that it trains.
 
-slime parses Megatron's own arguments, always shards the optimizer's states and always computes in 16 bits
-(slime/backends/megatron_utils/arguments.py, commit 1cddc5d32e). What it generates samples with is a user's to name.
+slime parses Megatron's own arguments, always shards optimizer states and always computes in 16 bits
+(slime/backends/megatron_utils/arguments.py, commit 1cddc5d32e). The user chooses its engine for samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = "train_slime.sh"
 
 
 def write(job: Job, plan: Plan) -> Exported:
-    """The script, with places for checkpoints, prompts and rewards."""
+    """Return the script, with places for checkpoints, prompts and rewards."""
     if job.precision not in {"bf16", "fp16"}:
         raise Inexpressible(f"slime trains in bf16 or fp16, not in {job.precision}")
     said = say(job, plan)

@@ -1,6 +1,6 @@
-"""Megatron-LM arguments in a shell script: parsing, variables, finding them.
+"""Find and parse Megatron-LM arguments in a shell script.
 
-- `find_arguments`: where arguments stand in a file
-- `parse`: words of a shell script, and the statements that they make
+- `find_arguments`: arguments in a file
+- `parse`: words of a shell script, and its statements
 - `run`: words of the command that a shell script runs
 """

@@ -1,4 +1,4 @@
-"""Where arguments stand in a file: a shell script, a plain list, or a table in YAML or JSON."""
+"""Find the arguments in a file: a shell script, a plain list, or a table in YAML or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAUNCHERS = ("torchrun", "python", "deepspeed", "srun", "mpirun", "msrun", "ray
 
 @dataclass(frozen=True)
 class Found:
-    """The words behind the training script, those before it, and what could not be known."""
+    """Words after the training script, words before it, and unknown parts."""
 
     words: list[str]
     launcher: list[str]
@@ -26,7 +26,7 @@ class Found:
 
 
 def find_words(text: str, file: str) -> Found:
-    """By the file's name where that tells, else by its first line."""
+    """Find the words by the type of the file's name, else of its first line."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     if text.lstrip().startswith("{"):
         return Found(list(_of_table(parse_json(text, file), file)), [])
@@ -36,7 +36,7 @@ def find_words(text: str, file: str) -> Found:
 
 
 def _of_script(script: Script, file: str) -> Found:
-    """The command with most arguments; else, where nothing is started, all lists that hold some."""
+    """Return the command with most arguments; else, if nothing is started, all lists that hold some."""
     command = max(script.commands, key=lambda words: sum(w.startswith("--") for w in words), default=[])
     split = _end_of_launcher(command)
     words, launcher = command[split:], command[:split]
@@ -57,8 +57,11 @@ def _of_script(script: Script, file: str) -> Found:
 
 
 def _end_of_launcher(command: list[str]) -> int:
-    """Behind the program that is trained with: the first word that names a Python file or a module, or, where a variable
-    holds it, the first that is no option of torchrun."""
+    """Return the position after the training program.
+
+    That is the first word that names a Python file or a module. If a variable holds it, the first that is no option of
+    torchrun.
+    """
     if not command or not any(name in command[0] or name in command for name in _LAUNCHERS):
         return 0
     for i, word in enumerate(command):
@@ -73,7 +76,7 @@ def _end_of_launcher(command: list[str]) -> int:
 
 
 def _of_table(table: Any, file: str) -> Iterator[str]:
-    """`{"num-layers": 32, "bf16": true}`, in sections or not; a list of words as it is."""
+    """Yield the words of `{"num-layers": 32, "bf16": true}`, in sections or not; a list of words as it is."""
     if isinstance(table, list):
         yield from map(str, table)
         return
@@ -87,7 +90,7 @@ def _of_table(table: Any, file: str) -> Iterator[str]:
 
 
 def _said(name: str, values: Iterable[Any]) -> Iterator[str]:
-    """A switch is true or absent; what is null or false is not said."""
+    """Yield the words of one argument: a switch if true or absent, nothing if null or false."""
     words = list(values)
     if words in ([None], [False], ["false"], ["no"], ["null"], ["~"]):
         return
@@ -97,8 +100,10 @@ def _said(name: str, values: Iterable[Any]) -> Iterator[str]:
 
 
 def _of_yaml(text: str, file: str) -> Iterator[str]:
-    """Sections of `name: value` and lists below a name; nothing else of YAML. Where some names have dashes, only those are
-    arguments (Megatron-LM's own test cases)."""
+    """Yield the words of YAML with sections of `name: value` and lists below a name, nothing else.
+
+    If some names have dashes, only those are arguments (Megatron-LM's own test cases).
+    """
     name, values, inside = "", list[str](), ""
     dashed = re.search(r"(?m)^\s*[\"']?--[\w-]+[\"']?\s*:", text) is not None
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Words of a shell script, and the statements that they make: quotes, comments, continued lines, variables."""
+"""Parse a shell script into words and statements: quotes, comments, continued lines, variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _END, _OPEN, _CLOSE = "\n", "(", ")"
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a word: text as it is, or a variable to be looked up."""
+    """Part of a word: literal text, or a variable to be looked up."""
 
     text: str
     variable: bool = False
@@ -25,20 +25,20 @@ Word = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class Statement:
-    """Words up to where a command ends, and what joins them to the one before: nothing, && or ||."""
+    """Words up to the end of a command, and its join to the one before: nothing, && or ||."""
 
     words: list[Word]
     joined: str = ""
 
     @property
     def first(self) -> str:
-        """The first word where it is plain text."""
+        """First word, if it is plain text."""
         word = self.words[0]
         return word[0].text if len(word) == 1 and not word[0].quoted and not word[0].variable else ""
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """One by one; a list in parentheses goes on over line ends."""
+    """Yield the statements; a list in parentheses continues over line ends."""
     found, depth, joined = list[Word](), 0, ""
     for word in words(text):
         mark = word[0].text if len(word) == 1 and not word[0].quoted and not word[0].variable else ""
@@ -54,7 +54,7 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 def words(text: str) -> Iterator[Word]:
-    """Words, with a line end where a command ends, and && and || as they are; redirections are dropped."""
+    """Yield the words, with a line end after each command, and && and || as they are; redirections are dropped."""
     at, pieces, skip = 0, list[Piece](), False
 
     def flush() -> Iterator[Word]:
@@ -96,7 +96,7 @@ def words(text: str) -> Iterator[Word]:
 
 
 def _piece(text: str, at: int) -> tuple[list[Piece], int]:
-    """The next part of a word, and where it ends."""
+    """Return the next part of a word, and its end."""
     char = text[at]
     if char == "'":
         end = text.find("'", at + 1)
@@ -131,7 +131,7 @@ def _double_quoted(text: str, at: int) -> tuple[list[Piece], int]:
 
 
 def _variable(text: str, at: int, *, quoted: bool) -> tuple[Piece, int]:
-    """`$X`, `${X...}`, `$(...)`, `$((...))`, and what stands between backquotes."""
+    """Return the variable in `$X`, `${X...}`, `$(...)`, `$((...))`, or the text between backquotes."""
     if text[at] == "`":
         end = text.find("`", at + 1)
         end = len(text) if end < 0 else end
@@ -150,7 +150,7 @@ def _variable(text: str, at: int, *, quoted: bool) -> tuple[Piece, int]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the bracket at `at` closes."""
+    """Return the position where the bracket at `at` closes."""
     opening = text[at]
     closing = {"{": "}", "(": ")"}[opening]
     depth = 0

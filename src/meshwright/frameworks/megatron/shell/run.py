@@ -1,8 +1,8 @@
-"""Words of the command that a shell script runs: as much of bash as training scripts use.
+"""Find the command that a shell script runs, with as much of bash as training scripts use.
 
-Assignments, arrays, variables with defaults, sums of numbers and simple conditions are followed, as if the script was
-started without arguments in an empty environment. What a program would have to be run for (`$(hostname)`, `[ -f x ]`)
-stays as it is written; a condition that cannot be told is taken as true, and what hangs on it is remembered.
+Assignments, arrays, variables with defaults, sums of numbers and simple conditions are followed, as if the script were
+started without arguments in an empty environment. Text that needs a program (`$(hostname)`, `[ -f x ]`) stays as
+written. An undecidable condition counts as true, and variables set under it are recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEEPEST = 20  # variables inside the defaults of variables
 
 @dataclass
 class Branch:
-    """Where reading stands inside an `if`: whether this part of it runs, and whether one before it did."""
+    """State of reading inside an `if`: True if this part runs, and if one before it ran."""
 
     runs: bool
     done: bool
@@ -31,14 +31,12 @@ class Branch:
 
 @dataclass
 class Script:
-    """What is known while a script is read from top to bottom."""
+    """State while a script is read from top to bottom."""
 
     variables: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
-    conditional: dict[str, str] = field(
-        default_factory=dict
-    )  # set where a condition cannot be told, with the last value
-    left_out: list[str] = field(default_factory=list)  # lists that the script uses and does not set
+    conditional: dict[str, str] = field(default_factory=dict)  # set under an undecidable condition, with the last value
+    left_out: list[str] = field(default_factory=list)  # lists that the script uses but does not set
     branches: list[Branch] = field(default_factory=list)
 
     @property
@@ -51,15 +49,15 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """Run the assignments, keep the commands.
+    """Run the assignments and collect the commands.
 
     >>> script = read_script('TP=${TP:-8}\\nA=(--bf16  # precision\\n)\\ntorchrun x.py --tp $TP ${A[@]}')
     >>> script.commands[-1]
     ['torchrun', 'x.py', '--tp', '8', '--bf16']
     """
     script = Script()
-    condition: list[Statement] | None = None  # of an `if` or `elif` whose `then` has not come yet
-    last: bool | None = None  # what the test before an && or || said
+    condition: list[Statement] | None = None  # of an `if` or `elif` before its `then`
+    last: bool | None = None  # result of the test before an && or ||
     for statement in statements(text):
         first = statement.first
         if first in {"if", "elif"}:
@@ -87,7 +85,7 @@ def read_script(text: str) -> Script:
 
 
 def _decide(script: Script, condition: list[Statement]) -> None:
-    """Which part of an `if` runs; of one that cannot be told, the first."""
+    """Choose the part of an `if` that runs; of an undecidable one, the first."""
     found: bool | None = None
     for part in condition:
         if not part.words:
@@ -110,7 +108,7 @@ _ORDERED = {"-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}
 
 
 def truth(script: Script, test: list[Word]) -> bool | None:
-    """Of `[ "$X" = y ]`, `[[ -n $X ]]`, `true` or a variable that holds one; none where it cannot be told."""
+    """Return the value of `[ "$X" = y ]`, `[[ -n $X ]]`, `true` or a variable; None if it is undecidable."""
     found = ["".join(_value(script, piece) for piece in word) for word in test]
     found = ["" if re.fullmatch(r"\$\{?\w+\}?", word) else word for word in found]  # not set: empty
     if found in (["true"], ["false"]):
@@ -142,7 +140,7 @@ def _tested(words_: list[str]) -> bool | None:
 
 
 def _run(script: Script, statement: list[Word]) -> None:
-    """Assignments are made, what else stands there is a command."""
+    """Make assignments; any other statement is a command."""
     if not script.runs:
         return
     left = list(statement)
@@ -185,7 +183,7 @@ def _assign(script: Script, word: Word, rest: list[Word]) -> None:
 
 
 def expand(script: Script, word: Word) -> list[str]:
-    """A word as the shell hands it over: unquoted values are split, lists give all their items."""
+    """Return a word as the shell passes it on: unquoted values are split, lists give all their items."""
     if len(word) == 1 and word[0].variable and (name := _list_name(word[0].text)):
         if name in script.variables:
             return [part for item in script.variables[name] for part in ([item] if word[0].quoted else item.split())]
@@ -214,7 +212,7 @@ def _list_name(text: str) -> str:
 
 
 def _value(script: Script, piece: Piece, depth: int = 0) -> str:
-    """The text of a piece; what the script does not set stays as it is written."""
+    """Return the text of a piece; variables that the script does not set stay as written."""
     if not piece.variable:
         return piece.text
     text = piece.text
@@ -233,7 +231,7 @@ def _value(script: Script, piece: Piece, depth: int = 0) -> str:
 
 
 def _sum(script: Script, text: str) -> str:
-    """Whole numbers with + - * / %, variables with or without a dollar."""
+    """Evaluate whole numbers with + - * / %, variables with or without a dollar."""
     known = re.sub(r"\$?\{?([A-Za-z_][A-Za-z0-9_]*)\}?", lambda m: " ".join(script.variables.get(m[1], [m[0]])), text)
     try:
         return str(_number(ast.parse(known.strip()[:200], mode="eval").body))
