@@ -1,4 +1,4 @@
-"""The C of the watch, built on first use with the headers of this Python."""
+"""The C code of the watch, built on first use with the headers of this Python."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FILES = (
     "words.c",
     "hook.c",
     "steps.c",
-)  # one text: each uses those before it
+)  # one text: each file uses those before it
 
 
 @cache
 def compiled() -> tuple[Callable[..., Any], ...] | None:
-    """`Makers` of unchanged.py; None where C cannot be built, or threads of Python run at the same time."""
+    """Return the `Makers` of unchanged.py, or None if C cannot be built or Python threads run in parallel."""
     include = sysconfig.get_path("include")
     if (
         not compiler()
@@ -39,7 +39,7 @@ def compiled() -> tuple[Callable[..., Any], ...] | None:
     folder = files("meshwright.watcher.values")
     text = "".join(folder.joinpath(name).read_text() for name in _FILES)
     try:
-        # the version in front: what is built holds for this one alone
+        # the version comes first: the build holds for this Python alone
         library = loaded(f"// {sys.version!r}\n{text}", include)
     except BuildError:
         return None
