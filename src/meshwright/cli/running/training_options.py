@@ -72,14 +72,14 @@ _OPTIONS = (
 
 
 def training_options(verb: F) -> F:
-    """How long, on what, how fast it learns, what it leaves behind."""
+    """Add the options of a run: length, data, learning rate, outputs."""
     for option in reversed(_OPTIONS):
         verb = option(verb)
     return verb
 
 
 def run_of(options: dict[str, Any]) -> Training:
-    """The run that the options say; a mistake is at the option."""
+    """Return the run that the options describe; an error is reported at its option."""
     from meshwright.run.options import Training
 
     try:
