@@ -1,7 +1,7 @@
-"""How a person says it: one thin file per verb, no logic.
+"""The command line: one thin file per verb, without logic.
 
-Exit codes: 0 done, 1 the job cannot be done, a run failed or a disk is full, 2 bad input, 3 a run was stopped early, 70 a
-bug of ours. Errors go to standard error in one line; with --json also to standard output as an object.
+Exit codes: 0 done, 1 the job cannot be done, a run failed or a disk is full, 2 bad input, 3 a run was stopped early, 70
+a bug of ours. Errors go to standard error in one line; with --json also to standard output as an object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXTRAS = {
 
 
 class Verbs(click.Group):
-    """A group whose verbs are loaded on use, so that starting stays fast."""
+    """Command group that imports a verb when it is used, so that starting stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -109,8 +109,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script: every user mistake becomes one clear message and an exit code."""
-    if sys.stdout is None:  # closed by the caller: nobody is listening
+    """Run the console script: every input error becomes one clear message and an exit code."""
+    if sys.stdout is None:  # closed by the caller: there is no reader
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process ends
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
@@ -126,7 +126,7 @@ def main() -> None:
         sys.exit(0)
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "meshwright"
-        said = " ".join(error.format_message().split())  # a list of choices comes in lines
+        said = " ".join(error.format_message().split())  # a list of choices comes on several lines
         _fail(InputError(f"{said}{'.' * said[-1:].isalnum()} See '{verb} --help'."))
     except MeshwrightError as error:
         _fail(error)
@@ -140,7 +140,7 @@ def main() -> None:
             InputError(f"this needs {error.name}, which is not installed", valid=f"pip install 'meshwright[{extra}]'")
         )
     except OSError as error:
-        from meshwright.base.files import write_error  # reading and writing files is not loaded for every start
+        from meshwright.base.files import write_error  # file access is not imported for every start
 
         found = write_error(error, file="standard output")
         _write(sys.stderr, f"error: {found}")
@@ -160,20 +160,20 @@ def _fail(error: MeshwrightError) -> NoReturn:
     facts: dict[str, object] = {"error": str(error)}
     if isinstance(error, InputError | DoesNotFit | DiskFull):
         facts = error.as_json()
-    enough = getattr(error, "suggestion", "")  # where nothing fits, the search says what would
+    enough = getattr(error, "suggestion", "")  # if nothing fits, the search reports what would
     _say(facts, f"{error}; {enough}" if enough else str(error))
     sys.exit(error.exit_code)
 
 
 def _say(facts: dict[str, object], text: str) -> None:
-    """An error for programs and for people; where nobody can hear it, the exit code still tells."""
+    """Print an error for programs and for people. Even if it cannot be printed, the exit code tells."""
     if "--json" in sys.argv:
         _write(sys.stdout, json.dumps(facts))
     _write(sys.stderr, f"error: {text}")
 
 
 def _write(stream: TextIO | None, line: str) -> None:
-    """Write and flush now: what cannot be written must not fail again when the interpreter ends."""
+    """Write and flush now: a failed write must not fail again when the interpreter ends."""
     if stream is None:
         return
     try:
@@ -184,11 +184,11 @@ def _write(stream: TextIO | None, line: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Let what is still in the stream's buffer go nowhere."""
+    """Redirect a stream's file descriptor, so that the buffer's rest goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _leave_quietly(code: int) -> None:
-    """Exit without the interpreter trying to flush what cannot be written."""
+    """Exit without the interpreter's attempt to flush what cannot be written."""
     _silence(sys.stdout)
     sys.exit(code)

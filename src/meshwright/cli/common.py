@@ -1,4 +1,4 @@
-"""What several verbs share: output, the job options, completion of names."""
+"""Shared parts of verbs: output, the job options, completion of names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ own_runtime_option = click.option(
 
 
 def runtime_named(plan: Plan, asked: str | None) -> str:
-    """The framework a plan is priced for: the one asked for, else the one it was searched for or imported from."""
+    """Return the framework a plan is priced for: the requested one, else the one of its search or import."""
     where = "search" if "runtime" in (plan.search or {}) else "estimate"
     name = asked or (getattr(plan, where) or {}).get("runtime", "meshwright")
     if name not in RUNTIMES:
@@ -46,7 +46,7 @@ def print_json(value: object) -> None:
 
 
 def console() -> Console:
-    """The terminal as wide as it is; files and pipes get room for every column. Text is never read as markup."""
+    """Return the terminal at its width; files and pipes get room for every column. Text is never read as markup."""
     from rich.console import Console
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -65,7 +65,7 @@ def complete_clusters(_: click.Context, __: click.Parameter, typed: str) -> list
 
 
 def job_options(verb: F) -> F:
-    """The job of a short plan that does not name its own."""
+    """Add the options for the job of a short plan that names none."""
     verb = plan_options(verb)
     options = (
         click.option("--model", help="Model of a short plan: preset or config.json.", shell_complete=complete_models),
@@ -77,7 +77,7 @@ def job_options(verb: F) -> F:
 
 
 def plan_options(verb: F) -> F:
-    """What a job is beside its model and its cluster."""
+    """Add the options of a job beside its model and its cluster."""
     count = click.IntRange(min=1)
     options = (
         click.option("--batch", type=count, help="Samples per step."),
@@ -93,7 +93,7 @@ def plan_options(verb: F) -> F:
 
 
 def load_plan(what: str, options: dict[str, Any]) -> tuple[Plan, Job]:
-    """The plan in a file, on standard input (-) or in short text (tp=8,pp=4), and its job."""
+    """Load a plan from a file, standard input (-) or short text (tp=8,pp=4), with its job."""
     given = {name: value for name, value in options.items() if value is not None}
     table, file = _plan_table(what)
     if given and isinstance(table, dict) and {"pipelines", "job", "model"} & set(table):
@@ -103,7 +103,7 @@ def load_plan(what: str, options: dict[str, Any]) -> tuple[Plan, Job]:
 
 
 def load_plans(every: tuple[str, ...], options: dict[str, Any]) -> list[tuple[Plan, Job]]:
-    """Several plans; one that names no job takes the job of the options, or else of the first plan that has one."""
+    """Load several plans; one without a job takes the job of the options, else of the first plan that has one."""
     given = {name: value for name, value in options.items() if value is not None}
     tables = [_plan_table(what) for what in every]
     whole = [isinstance(table, dict) and bool({"pipelines", "job", "model"} & set(table)) for table, _ in tables]
@@ -115,7 +115,7 @@ def load_plans(every: tuple[str, ...], options: dict[str, Any]) -> list[tuple[Pl
 
 
 def job_of(model: str, cluster: str, options: dict[str, Any]) -> Job:
-    """The job of a verb that takes MODEL and CLUSTER as arguments."""
+    """Return the job of a verb that takes MODEL and CLUSTER as arguments."""
     if options.get("batch") is None:
         raise InputError("is needed beside MODEL and CLUSTER", field="--batch", valid="samples per step")
     try:
@@ -127,7 +127,7 @@ def job_of(model: str, cluster: str, options: dict[str, Any]) -> Job:
 
 
 def notes_on(plan: Plan, job: Job) -> list[str]:
-    """What is no mistake but worth knowing."""
+    """Return notes that are no errors but worth knowing."""
     notes = []
     if idle := job.cluster.devices - plan.devices:
         notes.append(f"{idle} of {job.cluster.devices} devices are idle")
@@ -147,7 +147,7 @@ def _plan_table(what: str) -> tuple[object, str]:
 
 
 def _job(given: dict[str, Any]) -> Job:
-    """The job that the options describe; a mistake is at the option."""
+    """Return the job that the options describe; an error is reported at its option."""
     for name in ("model", "cluster", "batch"):
         if name not in given:
             raise InputError(f"is needed beside --{next(iter(given))}", field=f"--{name}")

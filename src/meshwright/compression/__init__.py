@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: codecs, written as two short functions each, for CPUs and GPUs.
+"""Gradient compression: codecs, written as two short functions each, for CPUs and GPUs.
 
 >>> codec("int8").bytes([1_000_000]) < 1_020_000
 True

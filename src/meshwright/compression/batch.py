@@ -1,4 +1,4 @@
-"""Many gradients, encoded into one message at once: what every back end has in common."""
+"""Batches: many gradients, encoded into one message at once; the common part of all backends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Batch(ABC):
-    """Gradients of given sizes that lie one after the other in one buffer, and the message that they become.
+    """Gradients of given sizes, adjacent in one buffer, and the message that they become.
 
-    Bad numbers, which are infinite or none, count as 0 one by one: all others of their gradient are encoded as usual. A bad
-    number passes no test (one that is drawn is 0) and keeps its residual, and `flags` tells of its gradient. (A
-    codec of one pass has written its message before all of a gradient has been seen: it could not do without the rest.)
-    With a residual, the sum of both is judged. A residual that is bad itself, which it would be for ever, is taken as 0 and
-    so becomes good: the gradient alone is encoded, and `flags` tells of it this once.
+    - Bad numbers (infinite or NaN) count as 0 one by one: all others of their gradient are encoded as usual.
+    - A bad number passes no test (a randomly drawn one is sent as 0) and keeps its residual; `flags` marks its
+      gradient. (A codec of one pass has written its message before it has seen a whole gradient.)
+    - With a residual, the sum of both is checked. A bad residual would stay bad forever, so it counts as 0 and becomes
+      good: the gradient alone is encoded, and `flags` marks it this once.
     """
 
     def __init__(
@@ -35,42 +35,46 @@ class Batch(ABC):
                 "a gradient has too many numbers, or less than none", field="counts", valid="0 to 2^31 - 1"
             )
         self.program, self.counts, self.device, self.dtype = program, tuple(counts), device, dtype
-        self.starts = tuple(accumulate(self.counts, initial=0))  # in the buffer; the last is where it ends
+        self.starts = tuple(accumulate(self.counts, initial=0))  # offsets in the buffer; the last is its end
         sizes = [program.layout(count)[""] for count in self.counts]
-        self.places = tuple(accumulate(sizes, initial=0))  # in the message
+        self.places = tuple(accumulate(sizes, initial=0))  # offsets in the message
         self.bytes = self.places[-1]
         self._heads_here = torch.tensor([place // 4 for place in self.places[:-1]], dtype=torch.long)
         self._heads = self._heads_here.to(device)
-        # What all processes agree on, one value for every gradient: `measure` writes it, the largest over all processes is
-        # to be put into it, then encode(..., agreed=True) and decode read it.
+        # The value per gradient on which all ranks agree. `measure` writes it; store its maximum over ranks before
+        # encode(..., agreed=True) and decode.
         self.agreed = torch.zeros(len(self.counts), dtype=torch.float32, device=device)
 
     @abstractmethod
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
-        """Find what processes must agree on (`agreed`), for an algorithm that wants that."""
+        """Compute the values on which ranks must agree (`agreed`), for algorithms that need that."""
 
     @abstractmethod
     def encode(
         self, flat: Tensor, message: Tensor, *, residual: Tensor | None = None, seed: int = 0, agreed: bool = False
     ) -> None:
-        """Write the message. With a residual (float32), what is encoded is the sum of both, and what the message does not
-        say of it stays in the residual. Without `agreed`, this process agrees with itself alone."""
+        """Write the message of numbers plus residual (float32), and leave in the residual what it lacks.
+
+        Without `agreed`, this rank agrees with itself alone.
+        """
 
     @abstractmethod
     def decode(self, message: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """Write what the message says, or add it."""
+        """Write the decoded message, or add it."""
 
     def flags(self, message: Tensor) -> Tensor:
-        """For every gradient, not zero if it or its residual had a bad number; where the message lies, without waiting."""
+        """Return for every gradient nonzero if it or its residual had a bad number; on the message's device."""
         return message.view(torch.int32)[self._heads_here if message.device.type == "cpu" else self._heads]
 
     def new_message(self) -> Tensor:
-        """An empty message of the right length."""
+        """Return an empty message of the right length."""
         return torch.zeros(self.bytes, dtype=torch.uint8, device=self.device)
 
     def check(self, message: Tensor | None, flat: Tensor, residual: Tensor | None = None, *, out: bool = False) -> None:
-        """Refuse buffers that do not fit, before anything is written beyond their ends; numbers that come `out` may have
-        another type than those that are encoded."""
+        """Refuse buffers that do not fit, before anything is written beyond their ends.
+
+        Decoded numbers (`out`) may have another type than the encoded ones.
+        """
         if message is not None:
             _check("message", message, self.bytes, (torch.uint8,), self.device)
             if message.data_ptr() % 16:

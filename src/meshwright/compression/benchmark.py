@@ -1,10 +1,11 @@
-"""How fast every codec encodes and decodes, against a copy on the same device in the same run.
+"""Speed of every codec, relative to a copy on the same device in the same run.
 
-Bytes are those that the algorithm's passes read and write: every pass over the numbers reads them once, the last one writes
-the message, decoding reads the message and writes the numbers. A sample of which a threshold is searched counts once: it is
-so small that all rounds but the first find it in a cache. On a CUDA device all kernels of one call are captured in a
-graph, so that the device is measured and not Python; PowerSGD of a rank at which it asks the host in between is timed from
-outside. On a CPU one thread copies and encodes.
+- Bytes are those that the algorithm's passes read and write. Every pass over the numbers reads them once, the last one
+  writes the message; decoding reads the message and writes the numbers.
+- A sample for a threshold counts once: all rounds but the first find it in a cache.
+- On a CUDA device all kernels of one call are captured in a graph, so that Python is not measured. PowerSGD of ranks
+  that involve the host is timed from outside.
+- On a CPU one thread copies and encodes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one codec: seconds of a call, and bytes that it reads and writes.
+    """Speed of one codec: seconds of a call, and bytes that it reads and writes.
 
     >>> Speed("half", 2.0, 0.5, 0.25, 6_000_000_000, 6_000_000_000).encode_rate
     12000000000.0
     """
 
     codec: str
-    ratio: float  # bytes of the gradients for each of the message
+    ratio: float  # bytes of gradients per byte of message
     encode: float
     decode: float
     encode_bytes: int
@@ -45,7 +46,7 @@ class Speed:
 
     @property
     def encode_rate(self) -> float:
-        """Bytes a second."""
+        """Encoding rate in bytes per second."""
         return self.encode_bytes / self.encode
 
     @property
@@ -54,7 +55,7 @@ class Speed:
 
 
 class Bench:
-    """Gradients of so many bytes on this device, and how fast they are copied there.
+    """Gradients of `size` bytes on this device, and the speed of copying them.
 
     >>> bench = Bench(1 << 16)
     >>> bench.speed("fp16").encode_bytes  # 64 KiB are read, half as many written, and 16 bytes before them
@@ -67,14 +68,14 @@ class Bench:
         self._residual = torch.zeros(numbers, device=DEVICE) if feedback else None
 
     def copy(self) -> float:
-        """Bytes a second, read and written: the fastest of some tries, which a busy machine slows down most."""
-        # A copy of 1 GiB by the driver reaches two thirds of what a kernel does (H200): the faster of the two counts.
+        """Return bytes per second, read and written: the fastest of some tries, as a busy machine slows them down."""
+        # A driver's copy of 1 GiB reaches two thirds of a kernel's rate (H200): the faster of the two counts.
         copies = (lambda: self._other.copy_(self._flat), lambda: torch.mul(self._flat, 1.0, out=self._other))
         with one_thread():
             return 2 * self.size / min(seconds(one) for one in 3 * copies)
 
     def speed(self, name: str, **shape: int) -> Speed:
-        """Of a codec with its usual options; `shape` are those of `made`."""
+        """Return the speed of a codec with its default options; `shape` are those of `made`."""
         with one_thread():
             return self._low_rank(name) if codec(name).rounds > 1 else self._one_round(name, **shape)
 
@@ -88,7 +89,7 @@ class Bench:
         return Speed(name, self.size / batch.bytes, encode, decode, moved, self.size + batch.bytes)
 
     def _low_rank(self, name: str) -> Speed:
-        """A square matrix: both products read it, the last pass writes it."""
+        """Return the speed of PowerSGD on a square matrix: both products read it, the last pass writes it."""
         from meshwright.compression.powersgd.low_rank import LowRank
 
         used = codec(name)
@@ -108,7 +109,7 @@ class Bench:
 
 
 def measured(names: Sequence[str], mib: int | None, tell: Tell) -> dict[str, Any]:
-    """Every codec, or those that are named, and the copy, as facts; unknown names are refused before anything is timed."""
+    """Return the speed of every codec, or of the named ones, and of a copy; unknown names are refused before timing."""
     known = codecs()
     for name in names:
         if name not in known:
@@ -130,12 +131,12 @@ def _facts(speed: Speed) -> dict[str, Any]:
 
 
 def device_name() -> str:
-    """What the figures are of."""
+    """Return the name of the measured device."""
     return str(torch.cuda.get_device_name()) if CUDA else "CPU, one thread"
 
 
 def read_by_encoding(program: Program, numbers: int) -> int:
-    """Bytes of float32 numbers that the passes of an encoding read."""
+    """Return the bytes of float32 numbers that the passes of an encoding read."""
     looked = 0
     for one in program.encoding[:-1]:
         looked += numbers * any(node.op in REDUCTIONS and _reads(node) for node in one.reductions)
@@ -146,8 +147,10 @@ def read_by_encoding(program: Program, numbers: int) -> int:
 
 
 def _looked_at(numbers: int, every: int) -> int:
-    """Numbers that the search of a threshold reads: on a CUDA device a sample, then all if all are wanted; else every round
-    reads them."""
+    """Return the numbers that the search of a threshold reads.
+
+    On a CUDA device that is a sample, then all if all are needed; otherwise every round reads them.
+    """
     if CUDA:
         from meshwright.compression.backends.triton.threshold_search import GUESS
 
@@ -161,7 +164,7 @@ def _reads(node: Any) -> bool:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 9) -> float:
-    """Of one call: the median of some groups of them, after some that are not counted."""
+    """Return the seconds of one call: the median of some groups, after warm-up calls."""
     if not CUDA:
         return wall(call, repeats)
     call()
@@ -190,7 +193,7 @@ def _on_device(call: Callable[[], Any], repeats: int) -> float:
 
 
 def made(name: str, counts: list[int], **shape: int) -> Any:
-    """What encodes; `tile` and `warps` of a kernel may be other ones than usual."""
+    """Return a batch of a codec; `tile` and `warps` override those of a kernel."""
     if not (CUDA and shape):
         return codec(name).batch(counts, DEVICE)
     from meshwright.compression.backends.triton.batch import TritonBatch
@@ -199,7 +202,7 @@ def made(name: str, counts: list[int], **shape: int) -> Any:
 
 
 def wall(call: Callable[[], Any], repeats: int) -> float:
-    """Launches included: they are what is saved."""
+    """Return the wall time, launches included: a graph saves these."""
     call()
     if CUDA:
         torch.cuda.synchronize()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """An algorithm with its options. A new one needs two functions and no registration.
+    """Algorithm with its options. A new one needs two functions and no registration.
 
     >>> from meshwright.compression.language import largest, magnitude, nearest, pack
     >>> def encode(g, *, levels=7):
@@ -39,8 +39,8 @@ class Codec:
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    rounds: int = 1  # messages that are exchanged, one after the other; batches are made of codecs with one round
-    check: Callable[..., None] | None = None  # refuses options, all of which it gets as keywords
+    rounds: int = 1  # successive messages; batches need codecs with one round
+    check: Callable[..., None] | None = None  # refuses bad options, all of which it gets as keywords
 
     def __post_init__(self) -> None:
         known = self.usual
@@ -51,7 +51,7 @@ class Codec:
 
     @property
     def usual(self) -> dict[str, Any]:
-        """Its options as they are usually: keywords of its functions."""
+        """Default options: keywords of the functions."""
         return _keywords(self.name, self.encode) | _keywords(self.name, self.decode)
 
     @cached_property
@@ -70,22 +70,22 @@ class Codec:
 
     @property
     def summable(self) -> bool:
-        """Whether messages can be added, as numbers of the type `program.sums`, and decoded after that."""
+        """Return True if messages can be added, as numbers of the type `program.sums`, and decoded afterwards."""
         return bool(self.program.sums)
 
     def bytes(self, counts: Iterable[int]) -> int:
-        """How long the message for gradients of so many numbers is."""
+        """Return the message's length for gradients of these counts."""
         return sum(self.program.layout(count)[""] for count in counts)
 
     def batch(self, counts: Sequence[int], device: Any = "cpu", dtype: torch.dtype | None = None) -> Batch:
-        """What encodes and decodes gradients of these sizes at once: C or NumPy on a CPU, Triton elsewhere."""
+        """Return a batch for gradients of these sizes: C or NumPy on a CPU, Triton elsewhere."""
         import torch
 
         if torch.device(device).type not in ("cpu", "cuda"):
             raise InputError(f"is {device}", field="device", valid="cpu or cuda")
         arguments = (self.program, counts, torch.device(device), dtype or torch.float32)
         if torch.device(device).type == "cuda":
-            # Imported here and by its name: Triton is found beside CUDA only.
+            # Imported here by name: Triton exists only with CUDA.
             made: Batch = import_module("meshwright.compression.backends.triton.batch").TritonBatch(*arguments)
             return made
         from meshwright.base.native import BuildError, compiler
@@ -100,7 +100,7 @@ class Codec:
 
 
 def codecs() -> dict[str, Codec]:
-    """Every algorithm that is shipped, by name, with its usual options.
+    """Return every shipped algorithm by name, with its default options.
 
     >>> sorted(codecs())[:5]
     ['bf16', 'dgc', 'fp16', 'graddrop', 'homomorphic']
@@ -112,7 +112,7 @@ def codecs() -> dict[str, Codec]:
 
 
 def codec(name: str, **options: Any) -> Codec:
-    """A shipped algorithm, with other options than the usual ones.
+    """Return a shipped algorithm with options that override its defaults.
 
     >>> codec("terngrad", bits=4).options
     {'bits': 4}
@@ -137,7 +137,7 @@ def codec(name: str, **options: Any) -> Codec:
 
 
 def unusual(given: Codec) -> dict[str, Any]:
-    """Options of a codec that are not the usual ones.
+    """Return the options of a codec that differ from its defaults.
 
     >>> unusual(codec("powersgd", rank=8))
     {'rank': 8}
@@ -154,7 +154,7 @@ def _shipped(module: Any) -> Codec:
 
 
 def _keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a function, as they are usually."""
+    """Return the options of a function with their defaults."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     for one in parameters:
         if one.default is inspect.Parameter.empty:

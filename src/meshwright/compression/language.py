@@ -1,8 +1,8 @@
 """The language of codecs: arithmetic on the numbers of a gradient, traced once and compiled for every kind of device.
 
 An algorithm is two functions. `encode` gets the gradient and returns what is sent, by name; `decode` gets that back and
-returns the gradient. Each value belongs to every number, to every block of so many numbers, to the whole gradient, or to
-those numbers that were chosen; arithmetic spreads the coarser over the finer.
+returns the gradient. Each value belongs to every number, to every block of numbers, to the whole gradient, or to chosen
+numbers. Arithmetic expands the coarser to the finer.
 
 >>> def encode(g):
 ...     return {"positive": pack(g >= 0, bits=1), "scale": mean(magnitude(g))}
@@ -21,9 +21,9 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-Fields = Mapping[str, "Node"]  # what `decode` reads
-Sent = Mapping[str, "Node | Packed"]  # what `encode` returns
-ORDER = ("constant", "gradient", "block", "number")  # from coarse to fine; "chosen" mixes with none but the first two
+Fields = Mapping[str, "Node"]  # input of `decode`
+Sent = Mapping[str, "Node | Packed"]  # result of `encode`
+ORDER = ("constant", "gradient", "block", "number")  # from coarse to fine; "chosen" mixes only with the first two
 ELEMENTWISE = frozenset(
     ["add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge", "eq", "and", "or", "not", "neg", "abs", "floor",
      "round", "sqrt", "where", "float", "int", "half", "bfloat"]
@@ -36,16 +36,16 @@ REDUCTIONS = frozenset(["total", "largest", "smallest"])
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A value that the compiled program will hold; nothing is computed while an algorithm is traced."""
+    """Value that the compiled program will hold; tracing an algorithm computes nothing."""
 
     op: str
     args: tuple[Node, ...] = ()
     over: str = "number"  # number, block, gradient, chosen, constant
     kind: str = "float"  # float, int, bool
-    block: int = 0  # numbers of a block, where it belongs to blocks
-    value: float = 0.0  # of a constant; the part of a threshold or choice
+    block: int = 0  # numbers of a block, if it belongs to blocks
+    value: float = 0.0  # of a constant; the share of a threshold or choice
     name: str = ""  # of a field that is read
-    every: int = 1  # of a threshold: one in so many runs of numbers is looked at
+    every: int = 1  # of a threshold: one in this many runs of numbers is examined
 
     def __add__(self, other: Any) -> Node:
         return _two("add", self, other)
@@ -117,7 +117,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Small whole numbers, so many bits each, one for every number of the gradient."""
+    """Small integers of a few bits each, one for every number of the gradient."""
 
     node: Node
     bits: int
@@ -126,40 +126,40 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Numbers that pass a test, the first of them in their order, at most a part of all."""
+    """First numbers, in order, that pass a test, at most a given share of all."""
 
     mask: Node
     part: float
 
     def take(self, node: Node) -> Node:
-        """A value of the chosen numbers."""
+        """Return a value of the chosen numbers."""
         if node.over not in {"number", "block"}:
             raise InputError(f"a value of every {node.over} cannot be taken", field="take", valid="one of every number")
         return Node("take", (self.mask, node), "chosen", node.kind, value=self.part)
 
     @property
     def index(self) -> Node:
-        """Where the chosen numbers are."""
+        """Indices of the chosen numbers."""
         return self.take(index())
 
 
 def gradient() -> Node:
-    """The numbers to encode."""
+    """Return the numbers to encode."""
     return Node("gradient")
 
 
 def index() -> Node:
-    """0, 1, 2 ... of the numbers of a gradient."""
+    """Return the indices 0, 1, 2 ... of a gradient's numbers."""
     return Node("index", kind="int")
 
 
 def count() -> Node:
-    """How many numbers the gradient has."""
+    """Return the count of a gradient's numbers."""
     return Node("count", over="gradient", kind="int")
 
 
 def uniform() -> Node:
-    """A number from [0, 1) for every number: a hash of its place and the seed, the same on every device."""
+    """Return a random number from [0, 1) per number: a hash of its index and the seed, the same on every device."""
     return Node("uniform")
 
 
@@ -175,12 +175,12 @@ def magnitude(x: Node) -> Node:
 
 
 def floor(x: Node) -> Node:
-    """The next whole number below, still a float."""
+    """Round down to a whole number, still a float."""
     return _made("floor", x)
 
 
 def nearest(x: Node) -> Node:
-    """The nearest whole number, the even one of two, still a float."""
+    """Round to the nearest whole number, ties to even, still a float."""
     return _made("round", x)
 
 
@@ -197,22 +197,22 @@ def larger(x: Any, y: Any) -> Node:
 
 
 def where(condition: Node, one: Any, other: Any) -> Node:
-    """`one` where the condition holds, `other` elsewhere."""
+    """Return `one` where the condition holds, `other` elsewhere."""
     return _made("where", condition, _node(one), _node(other))
 
 
 def equal(x: Any, y: Any) -> Node:
-    """Whether both are equal; `==` compares nothing, as traced values are told apart by it."""
+    """Compare for equality; `==` does not, as it is the identity of traced values."""
     return _two("eq", x, y)
 
 
 def half(x: Node, *, bfloat: bool = False) -> Node:
-    """Rounded to 16 bits; stored as such where it is sent."""
+    """Round to 16 bits; if sent, it is stored as such."""
     return _made("bfloat" if bfloat else "half", x)
 
 
 def total(x: Node, block: int = 0) -> Node:
-    """The sum over the gradient, or over every block of so many numbers."""
+    """Return the sum over the gradient, or over every block of `block` numbers."""
     return _reduced("total", x, block)
 
 
@@ -225,20 +225,23 @@ def smallest(x: Node, block: int = 0) -> Node:
 
 
 def mean(x: Node) -> Node:
-    """The mean over the gradient."""
+    """Return the mean over the gradient."""
     return total(x) / count()
 
 
 def agreed(x: Node) -> Node:
-    """The largest value of a gradient over all processes: they tell each other before anything is encoded."""
+    """Return a value's maximum over all ranks, which they exchange before anything is encoded."""
     if x.over != "gradient":
         raise InputError(f"belongs to every {x.over}", field="agreed", valid="one value of the whole gradient")
     return Node("agreed", (x,), "gradient", x.kind)
 
 
 def threshold(x: Node, part: float, every: int = 1) -> Node:
-    """The value that about a part of the (positive) numbers reach, more of them only where many are equal. With `every`,
-    one in so many runs of 32 numbers is looked at, as long as there are enough of them: an estimate, much cheaper."""
+    """Return the value that about `part` of the (positive) numbers reach; more do only if many are equal.
+
+    With `every`, one in so many runs of 32 numbers is examined, as long as there are enough of them: a much cheaper
+    estimate.
+    """
     if x.over != "number" or x.kind != "float":
         raise InputError(f"of {x.kind}s of every {x.over}", field="threshold", valid="floats, one of every number")
     if not 0 < part <= 1:
@@ -249,7 +252,7 @@ def threshold(x: Node, part: float, every: int = 1) -> Node:
 
 
 def choose(mask: Node, part: float) -> Choice:
-    """The numbers that pass a test: the first of them, at most a part of all (one at least)."""
+    """Choose the first numbers that pass a test, at most `part` of all (at least one)."""
     if mask.kind != "bool" or mask.over != "number":
         raise InputError("is no test of every number", field="choose", valid="such as magnitude(g) >= 0.1")
     if not 0 < part <= 1:
@@ -258,16 +261,20 @@ def choose(mask: Node, part: float) -> Choice:
 
 
 def draw(part: float) -> Choice:
-    """A part of the numbers (one at least), chosen at random: one of every run of about 1 / part, by a hash of the run's
-    place and the seed. Numbers of a run are equally likely, and others are chosen for every seed."""
+    """Choose `part` of the numbers (at least one) at random: one in every run of about 1 / part.
+
+    A hash of the run's index and the seed decides. Numbers of a run are equally likely, and every seed chooses others.
+    """
     if not 0 < part <= 1:
         raise InputError(f"is {part}", field="part", valid="more than 0, at most 1")
     return Choice(Node("drawn", kind="bool"), part)
 
 
 def pack(x: Node, bits: int, *, signed: bool = False) -> Packed:
-    """Whole numbers from 0 to 2^bits - 1, or tests (1 bit); what lies outside becomes the nearest that fits. With `signed`
-    (8 or 16 bits) they are less than 2^(bits - 1) away from 0, and messages can be added."""
+    """Pack integers from 0 to 2^bits - 1, or tests (1 bit); others are clipped.
+
+    With `signed` (8 or 16 bits) magnitudes are less than 2^(bits - 1), and messages can be added.
+    """
     widths = (8, 16) if signed else (1, 2, 4, 8, 16)
     if not isinstance(x, Node) or x.over != "number" or bits not in widths:
         of = f"every {x.over}" if isinstance(x, Node) else "a plain value"
@@ -279,7 +286,7 @@ def pack(x: Node, bits: int, *, signed: bool = False) -> Packed:
 
 
 def spread(index: Node, value: Node) -> Node:
-    """Chosen values in their places, nothing elsewhere."""
+    """Return chosen values at their indices, and zero elsewhere."""
     if index.over != "chosen" or value.over != "chosen":
         raise InputError(
             "spreads what was not chosen", field="spread", valid="m['index'] and a value of choice.take(...)"
@@ -298,7 +305,7 @@ def _two(op: str, x: Any, y: Any) -> Node:
 
 
 def _made(op: str, *args: Node) -> Node:
-    """An elementwise operation; its result belongs to what the finest of its operands does."""
+    """Return an elementwise operation; its result is as fine as its finest operand."""
     if not all(isinstance(arg, Node) for arg in args):
         raise InputError(
             "has an operand that was not traced", field=op, valid="traced values; equal(x, y) instead of =="

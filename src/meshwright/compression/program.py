@@ -1,9 +1,10 @@
-"""From a traced algorithm to a few passes over the gradient, and where everything lies in a message.
+"""Compile a traced algorithm to a few passes over the gradient, and lay out its message.
 
-Statistics of a whole gradient must be known before they are used, so that each costs a pass; all that can be done in one
-pass is done in one. Statistics of blocks cost none: a block is in a cache while it is reduced and used. With error
-feedback, what `decode` will find is composed with `encode` symbolically (codes are not packed and unpacked), so that the
-residual is one more result of the last pass.
+- Statistics of a whole gradient must be known before they are used, so each costs a pass; all that can be done in one
+  pass is done in one.
+- Statistics of blocks cost none: a block stays in a cache while it is reduced and used.
+- With error feedback, the result of `decode` is composed with `encode` symbolically (codes are not packed and
+  unpacked). So the residual is one more result of the last pass.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from meshwright.compression.language import REDUCTIONS, Node, Packed, Sent, grad
 from meshwright.errors import InputError
 
 _HALVES = {"half": "f16", "bfloat": "bf16"}
-ALIGN = 16  # bytes: every part of a message begins at a multiple of it, so that wide loads work
+ALIGN = 16  # bytes: every part of a message starts at a multiple of it, so that wide loads work
 
-# How a threshold is searched: the bracket begins as [0, largest]; the first round tries largest / 2, / 4 ... / 2^15, since
+# Search of a threshold: the bracket starts as [0, largest]. The first round tries largest / 2, / 4 ... / 2^15, since
 # magnitudes span decades, the others lo + (hi - lo) * j / 16 (one product, one sum, float32). Each keeps the narrowest
-# bracket whose lower end is reached by more than k numbers. The answer is the upper end.
+# bracket whose lower end is reached by more than k numbers. The result is the upper end.
 ROUNDS = 3
-SMALLEST = 2.0**-126  # the answer where not even k numbers are positive
-RUN = 32  # numbers of a run, of which a sampled threshold looks at one in `every`
-ENOUGH = 65536  # numbers that a sample has at least, but for one run in so many that are left out more
+SMALLEST = 2.0**-126  # the result if fewer than k numbers are positive
+RUN = 32  # numbers of a run; a sampled threshold examines one run in `every`
+ENOUGH = 65536  # minimum numbers of a sample, except for one run in so many that are left out in addition
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One part of a message. Code `i` of `b` bits begins at bit `i * b` of it, low bits first."""
+    """Part of a message. Code `i` of `b` bits starts at bit `i * b` of it, low bits first."""
 
     name: str
-    node: Node  # what is stored
+    node: Node  # stored value
     over: str  # number (packed), block, gradient, chosen
     dtype: str  # f32, i32, f16, bf16; u1, u2, u4, u8, u16, i8, i16 of packed codes
     block: int = 0
-    part: float = 0.0  # of the numbers, that are chosen at most
+    part: float = 0.0  # maximum share of the numbers that are chosen
 
     @property
     def bits(self) -> int:
@@ -44,11 +45,11 @@ class Field:
 
     @property
     def sent(self) -> bool:
-        """Whether it is in the message: what all have agreed on is not, every process has it already."""
+        """Return True if it is in the message: agreed values are not, as every rank has them already."""
         return self.node.op != "agreed"
 
     def length(self, numbers: int) -> int:
-        """How many values it has, for a gradient of so many numbers."""
+        """Return the count of its values, for a gradient of this size."""
         if self.over == "number":
             return numbers
         if self.over == "block":
@@ -60,7 +61,7 @@ class Field:
 
 
 def capacity(numbers: int, part: float) -> int:
-    """Numbers of a gradient that a choice may hold: a part of them, one at least.
+    """Return the maximum count of chosen numbers of a gradient: a share of them, at least one.
 
     >>> capacity(1000, 0.01), capacity(3, 0.01), capacity(0, 0.01)
     (10, 1, 0)
@@ -69,8 +70,9 @@ def capacity(numbers: int, part: float) -> int:
 
 
 def sampling(numbers: int, every: int) -> tuple[int, int]:
-    """One in how many runs of numbers a sampled threshold looks at, and how many numbers those are. An odd one: rows of a
-    matrix are often a power of two long, and an even one would see few of its columns.
+    """Return the stride of runs that a sampled threshold examines, and the count of its numbers.
+
+    It is odd: rows of a matrix often have a power of two of numbers, and an even stride would see few of its columns.
 
     >>> sampling(100_000, 64), sampling(1 << 20, 64), sampling(1 << 20, 1)
     ((1, 100000), (17, 61696), (1, 1048576))
@@ -86,28 +88,28 @@ class Pass:
     """One loop over the numbers of every gradient."""
 
     level: int
-    reductions: tuple[
-        Node, ...
-    ] = ()  # statistics of whole gradients that it finds; thresholds are found by several passes
+    reductions: tuple[Node, ...] = ()  # statistics of whole gradients that it computes; thresholds take several passes
     fields: tuple[Field, ...] = ()  # parts of the message that it writes
-    choice: Node | None = None  # the test whose passing numbers it collects
-    result: Node | None = None  # decoded numbers, or with error feedback what the message will say of each
+    choice: Node | None = None  # test whose passing numbers it collects
+    result: Node | None = None  # decoded numbers, or with error feedback what the message will contain of each
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """An algorithm, ready to be turned into code."""
+    """Algorithm, compiled to passes."""
 
     fields: tuple[Field, ...]
     encoding: tuple[Pass, ...]
     decoding: Pass
-    agrees: Node | None  # a statistic that processes agree on before the last passes
-    block: int  # numbers of a block, 0 without blocks
-    sums: str  # the type as which messages can be added and then decoded, "" if they cannot
+    agrees: Node | None  # a statistic on which ranks agree before the last passes
+    block: int  # numbers per block, 0 without blocks
+    sums: str  # type in which messages can be added before decoding, or ""
 
     def layout(self, numbers: int) -> dict[str, int]:
-        """Where each field of one gradient's message begins, in bytes; "" is the end. The first four bytes are the flag:
-        not zero if a number was infinite or none; the next four how many were chosen.
+        """Return the offset of each field in one gradient's message, in bytes; "" is the end.
+
+        The first four bytes are the flag, nonzero if a number was infinite or NaN; the next four count the chosen
+        numbers.
 
         >>> from meshwright.compression import language as l
         >>> program = compiled(lambda g: {"up": l.pack(g > 0, 1), "scale": l.largest(g)}, lambda m: m["up"] * m["scale"])
@@ -122,7 +124,7 @@ class Program:
 
 
 class _Fields(dict[str, Node]):
-    """What `decode` may read."""
+    """Fields that `decode` may read."""
 
     def __missing__(self, name: str) -> Node:
         raise InputError(f"reads '{name}', which encode does not send", field="decode", valid=", ".join(self))
@@ -197,19 +199,19 @@ def _field(name: str, what: Node | Packed, same: Same) -> Field:
 
 
 def _read(field: Field) -> Node:
-    """What `decode` sees of a field."""
+    """Return the node that `decode` reads for a field."""
     kind = "float" if "f" in field.dtype else "int"
     return Node("field", (), field.over, kind, field.block, field.part, field.name)
 
 
 def composed(decoded: Node, fields: Mapping[str, Field]) -> Node:
-    """What `decode` will find, in terms of what `encode` has."""
+    """Return the result of `decode` in terms of the values of `encode`."""
 
     def found(node: Node, args: tuple[Node, ...]) -> Node:
         if node.op == "field":
             return untaken(fields[node.name].node)
         if node.op == "spread":
-            # `kept`: whether the pass that collects the chosen numbers has taken this one.
+            # `kept`: True if the pass that collects the chosen numbers has taken this one.
             return Node("where", (Node("kept", kind="bool"), args[1], Node("constant", over="constant")))
         return _with(node, args)
 
@@ -217,7 +219,7 @@ def composed(decoded: Node, fields: Mapping[str, Field]) -> Node:
 
 
 def untaken(node: Node) -> Node:
-    """A chosen value as one of every number."""
+    """Return a chosen value as one of every number."""
     return rebuilt(node, lambda one, args: args[1] if one.op == "take" else _with(one, args))
 
 
@@ -230,7 +232,7 @@ def _with(node: Node, args: tuple[Node, ...]) -> Node:
 
 
 def rebuilt(root: Node, made: Callable[[Node, tuple[Node, ...]], Node]) -> Node:
-    """The value that results if every node, operands first, is replaced."""
+    """Rebuild a value with every node, operands first, replaced."""
     new: dict[int, Node] = {}
     for node in walk(root):
         new[id(node)] = made(node, tuple(new[id(arg)] for arg in node.args))
@@ -238,7 +240,7 @@ def rebuilt(root: Node, made: Callable[[Node, tuple[Node, ...]], Node]) -> Node:
 
 
 class Same:
-    """Makes one node of those that are equal, so that nothing is computed twice."""
+    """Factory that makes one node of equal ones, so that nothing is computed twice."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Node] = {}
@@ -253,7 +255,7 @@ class Same:
 
 
 def _sums(fields: tuple[Field, ...], decoded: Node) -> str:
-    """Messages can be added if all they hold are numbers of one signed type, and decoding only scales them."""
+    """Return the signed type in which messages can be added, or "": decoding must only scale them."""
     dtypes = {field.dtype for field in fields if field.sent}
     words = {"i8", "i16", "f16", "bf16", "f32"}
     held = {field.name for field in fields if field.sent}
@@ -274,12 +276,12 @@ def _linear(node: Node, held: set[str]) -> bool:
 
 
 def chosen_by(node: Node) -> Node | None:
-    """The test of a chosen value."""
+    """Return the test of a chosen value."""
     return next((one.args[0] for one in walk(node) if one.op == "take"), None)
 
 
 def depth(node: Node) -> int:
-    """Passes that must have ended before a value is known."""
+    """Return how many passes must have ended before a value is known."""
     depths: dict[int, int] = {}
     for one in walk(node):
         depths[id(one)] = max((depths[id(arg)] for arg in one.args), default=0) + is_barrier(one)
@@ -287,18 +289,18 @@ def depth(node: Node) -> int:
 
 
 def is_barrier(node: Node) -> bool:
-    """Whether a value is known only when all numbers have been seen."""
+    """Return True if a value is known only when all numbers have been seen."""
     return node.op in {"threshold", "agreed"} or (node.op in REDUCTIONS and not node.block)
 
 
 def barriers(nodes: list[Node]) -> list[Node]:
-    """Every statistic of whole gradients on which some values depend, each once, those first that others need."""
+    """Return the statistics of whole gradients on which some values depend, each once, in order of dependence."""
     found = {id(node): node for root in nodes for node in walk(root) if is_barrier(node)}
     return sorted(found.values(), key=depth)
 
 
 def walk(node: Node) -> list[Node]:
-    """A value and all it is made of, operands first, each once."""
+    """Return a value and all its operands, operands first, each once."""
     found: dict[int, Node] = {}
 
     def visit(one: Node) -> None:

@@ -1,4 +1,4 @@
-"""Codecs on a CPU run on one thread: what they are compared with, and what their work is measured by, does too."""
+"""Run codecs on a CPU with one thread, like the copies they are compared with and the counting of their work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Threads of PyTorch that wait for each other would count as work.
+    """Use one thread of PyTorch in the block: threads that wait for each other would count as work.
 
     >>> with one_thread():
     ...     torch.get_num_threads()

@@ -1,3 +1,3 @@
-"""Names of the ways in which messages may travel; what each does is in `sync/topology.py`. Read without torch."""
+"""Names of topologies, which `sync/topology.py` implements. Needs no torch."""
 
 TOPOLOGIES = ("gather", "scatter", "ring", "tree")

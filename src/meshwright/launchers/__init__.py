@@ -1,1 +1,1 @@
-"""How does a run start on other machines? A plan becomes a Slurm script, Kubernetes manifests, torchrun or Ray."""
+"""Launchers that start a run on other machines: a Slurm script, Kubernetes manifests, torchrun or Ray."""

@@ -1,8 +1,8 @@
 """Manifests for Kubernetes: a JobSet, or Kubeflow's PyTorchJob.
 
-JobSet (jobset.x-k8s.io/v1alpha2): one replicated job for each sort of node, all started again together when one fails.
-Its pods have names, `<jobset>-<replicated job>-<job>-<pod>.<jobset>`, by which the others find the first.
-PyTorchJob (kubeflow.org/v1): a master and workers that are all alike; the operator says who is which (RANK).
+- JobSet (jobset.x-k8s.io/v1alpha2): one replicated job for each kind of node; all start again together when one fails.
+  Its pods are named `<jobset>-<replicated job>-<job>-<pod>.<jobset>`, and the others find the first by its name.
+- PyTorchJob (kubeflow.org/v1): a master and workers that are all alike; the operator sets RANK.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPERATORS_PORT = 23456  # that PyTorchJob's service has by default
 
 
 def manifests(request: Request, site: StagePlacement, kind: Kind = "jobset") -> list[dict[str, Any]]:
-    """The plan and the job, ready for `kubectl apply`."""
+    """Return the plan and the job as manifests for `kubectl apply`."""
     check(request, site)
     request = inside(request.started_again())
     job = jobset(request, site) if kind == "jobset" else pytorchjob(request, site)
@@ -30,14 +30,14 @@ def manifests(request: Request, site: StagePlacement, kind: Kind = "jobset") -> 
 
 
 def text(request: Request, site: StagePlacement, kind: Kind = "jobset") -> str:
-    """The same as YAML; who runs where stands above it."""
+    """Return the manifests as YAML, with a comment above that lists ranks by node."""
     head = "".join(f"# {line}\n" for line in request.lines)
     written: str = yaml.dump_all(manifests(request, site, kind), Dumper=_Dumper, sort_keys=False, width=1000)
     return head + written
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines of text as a block, as people write them."""
+    """YAML dumper that writes text of several lines as a block."""
 
 
 def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -48,7 +48,7 @@ _Dumper.add_representer(str, _string)
 
 
 def inside(request: Request) -> Request:
-    """The request as a pod sees it."""
+    """Return the request with paths as a pod sees them."""
     return replace(request, file=f"{PLAN_FOLDER}/plan.json")
 
 
@@ -97,8 +97,11 @@ def pytorchjob(request: Request, site: StagePlacement) -> dict[str, Any]:
 
 
 def _replica(request: Request, some: Alike, site: StagePlacement, count: int) -> dict[str, Any]:
-    """The operator sets RANK (of the pod), MASTER_ADDR and MASTER_PORT (kubeflow/training-operator,
-    pkg/controller.v1/pytorch/envvar.go); torchrun sets them anew for its processes."""
+    """Return one replica group of a PyTorchJob.
+
+    The operator sets RANK (of the pod), MASTER_ADDR and MASTER_PORT (kubeflow/training-operator,
+    pkg/controller.v1/pytorch/envvar.go); torchrun sets them anew for its processes.
+    """
     spec = pod(request, some, site, '"$RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
     spec["containers"][0]["ports"] = [{"name": "pytorchjob-port", "containerPort": _OPERATORS_PORT}]
     again = "OnFailure" if request.run.output else "Never"

@@ -1,4 +1,4 @@
-"""The front door of launching: a plan and a place become the text of a job."""
+"""Entry point of launching: turn a plan and a destination into the text of a job."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from meshwright.plans import Plan
 from meshwright.run.options import Training
 from meshwright.run.train import check
 
-# Hand a job to the scheduler's own tool.
+# Commands that hand a job to the scheduler.
 
 
-_PATIENCE = 120  # seconds for a scheduler to take a job
+_PATIENCE = 120  # seconds for a scheduler to accept a job
 _TOOLS = {"slurm": ["sbatch", "--parsable"], "kubernetes": ["kubectl", "apply", "--filename=-"]}
 
 
 class NotTaken(MeshwrightError):
-    """The scheduler did not take the job."""
+    """Error: the scheduler did not accept the job."""
 
     exit_code = 1
 
 
 def submit(on: str, text: str) -> str:
-    """What the tool says of the job: Slurm's number of it, Kubernetes' names."""
+    """Submit the job, and return what the scheduler prints: Slurm's job number, or Kubernetes' names."""
     tool, *options = _TOOLS[on]
     path = shutil.which(tool)
     if path is None:
@@ -60,7 +60,7 @@ _PATHS = ("data", "output", "init_from", "export", "profile")  # fields of a run
 
 @dataclass(frozen=True)
 class Where:
-    """A place to train, with what it wants to know."""
+    """Destination of a run, with the options of its launcher."""
 
     on: On
     address: str = ""  # torchrun: of the first node; ray: of the cluster
@@ -75,9 +75,9 @@ class Where:
 
 
 def requested(plan: Plan, file: str, run: Training, where: Where, name: str = "") -> tuple[Request, Estimate]:
-    """A request with everything checked that can be known here, and what its plan promises.
+    """Check a request as far as this machine can, and return it with the plan's estimate.
 
-    Pods see volumes of their own, so that nothing is looked for on this machine; Ray's workers have another folder.
+    Pods see volumes of their own, so their paths are not looked up on this machine. Ray's workers have another folder.
     """
     job = plan.resolve()
     promised = check(job, plan, run, here=where.on != "kubernetes")
@@ -92,7 +92,7 @@ def _is_path(value: str) -> bool:
 
 
 def written(request: Request, where: Where) -> str:
-    """The job as text: a command, a script, manifests, or what Ray is asked for.
+    """Return the job as text: a command, a script, manifests, or the resources that Ray is asked for.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2x4xh100"), 8, seq_len=32)
@@ -124,7 +124,7 @@ def written(request: Request, where: Where) -> str:
 
 
 def facts(request: Request, where: Where) -> dict[str, Any]:
-    """For programs: who runs where."""
+    """Return the launch as JSON values: ranks by node."""
     ranks = [{"rank": p.rank, "device": p.device, "group": p.group, "node": p.node, "local": p.local}
              for p in placement(request.job, request.plan)]  # fmt: skip
     return {"on": where.on, "name": request.name, "ranks": ranks}

@@ -1,7 +1,7 @@
-"""Which process runs on which device of which node.
+"""Place the ranks of a run on the devices of its nodes.
 
-A run numbers its processes by the devices that its plan uses, in the cluster's order (`Plan.used`), and a cluster numbers
-devices node by node: the processes of a node are consecutive, whatever the plan leaves idle.
+A run numbers its ranks by the devices that its plan uses, in the cluster's order (`Plan.used`). A cluster numbers
+devices node by node. So the ranks of a node are consecutive, whatever the plan leaves idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshwright.plans.spans import device_text
 
 @dataclass(frozen=True)
 class Placed:
-    """One process: its rank, and its device by group of the cluster, node in the group, place in the node."""
+    """One rank, and its device: group of the cluster, node in the group, index in the node."""
 
     rank: int
     device: int  # as the plan numbers it
@@ -31,14 +31,14 @@ class Alike:
 
     group: int
     nodes: int
-    size: int  # devices that a node has
-    locals: tuple[int, ...]  # devices of a node that are used
-    first_node: int  # among all nodes that are used
+    size: int  # devices on a node
+    locals: tuple[int, ...]  # devices used on a node
+    first_node: int  # index among all used nodes
     first_rank: int
 
     @property
     def per_node(self) -> int:
-        """Processes on a node."""
+        """Ranks per node."""
         return len(self.locals)
 
     @property
@@ -47,12 +47,12 @@ class Alike:
 
     @property
     def whole(self) -> bool:
-        """Whether every device of a node is used."""
+        """Return True if every device of a node is used."""
         return self.per_node == self.size
 
 
 def placement(job: Job, plan: Plan) -> tuple[Placed, ...]:
-    """Every process of a run, in the order of ranks.
+    """Return every rank of a run with its device, in the order of ranks.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("1x2xa100-80gb+2x1xv100-32gb"), 4, seq_len=32,
@@ -71,7 +71,7 @@ def placement(job: Job, plan: Plan) -> tuple[Placed, ...]:
 
 
 def alike(job: Job, plan: Plan) -> tuple[Alike, ...]:
-    """The nodes that are used, in the order of ranks, joined where they are asked for in the same words."""
+    """Return the used nodes in the order of ranks; nodes with equal requests are joined."""
     nodes: list[tuple[int, tuple[int, ...], int]] = []  # group, devices used, first rank
     for _, members in groupby(placement(job, plan), key=lambda placed: (placed.group, placed.node)):
         placed = tuple(members)
@@ -87,7 +87,7 @@ def alike(job: Job, plan: Plan) -> tuple[Alike, ...]:
 
 
 def in_words(job: Job, some: Alike) -> str:
-    """One line for people.
+    """Return one line about these nodes for people.
 
     >>> import meshwright as mw
     >>> job = mw.Job(mw.Model.preset("tiny-llama"), mw.Cluster.preset("2x8xh100"), 12, seq_len=32)

@@ -1,4 +1,4 @@
-"""The pod of a node, as Kubernetes wants it said: one torchrun, all devices of the node, shared memory, volumes."""
+"""The pod of a node for Kubernetes: one torchrun, all devices of the node, shared memory and volumes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RESTARTS = 10  # of a job that keeps checkpoints, before it counts as failed
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """What a cluster of Kubernetes wants to know."""
+    """Options of a Kubernetes cluster."""
 
     image: str
     mounts: Sequence[str] = ()  # CLAIM:/PATH, volumes that all pods see
     selectors: Sequence[str] = ()  # KEY=VALUE labels of nodes, once for all or once for each group
 
     def claims(self) -> dict[str, str]:
-        """Names of claims by the path they appear at."""
+        """Return the names of volume claims by mount path."""
         found: dict[str, str] = {}
         for text in self.mounts:
             match = re.fullmatch(r"([a-z0-9][a-z0-9.-]*):(/[^:]*[^:/])/?", text)
@@ -45,7 +45,7 @@ class StagePlacement:
 
 
 def check(request: Request, site: StagePlacement) -> None:
-    """What would only be noticed inside a pod."""
+    """Raise on mistakes that would only show inside a pod."""
     if not site.image:
         raise InputError("is needed for pods", field="--image", valid="an image that has meshwright[run]")
     output, claims = request.run.output, site.claims()
@@ -56,12 +56,12 @@ def check(request: Request, site: StagePlacement) -> None:
 
 
 def pod(request: Request, some: Alike, site: StagePlacement, node: str, address: str, port: str) -> dict[str, Any]:
-    """What runs on each of some nodes that are alike; `node` is a shell's word for a node's number."""
+    """Return the pod of each of these nodes; `node` is the shell expression of a node's number."""
     device = request.job.cluster.groups[some.group].device
     words = torchrun(request, some, node="@", address="@", port="@")
     here = {"--node-rank=@": f"--node-rank={node}", "--master-addr=@": f"--master-addr={address}",
             "--master-port=@": f"--master-port={port}"}  # fmt: skip
-    # Kubernetes reads $(NAME) and $$ in commands before the shell does: what users write is not meant so.
+    # Kubernetes expands $(NAME) and $$ in commands before the shell; user text must stay as it is.
     command = "exec " + " ".join(here.get(word) or shlex.quote(word).replace("$", "$$") for word in words)
     environment = visible(device, some) | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE - 20), "PYTHONUNBUFFERED": "1"}
     container: dict[str, Any] = {
@@ -84,7 +84,7 @@ def pod(request: Request, some: Alike, site: StagePlacement, node: str, address:
 
 
 def plan_map(request: Request) -> dict[str, Any]:
-    """The plan, where every pod reads it."""
+    """Return the config map that holds the plan for every pod."""
     written = msgspec.structs.replace(request.plan, search=None, estimate=None).to_json()
     if len(written) > _LARGEST_MAP:
         problem = f"is {len(written):,} bytes long, a ConfigMap holds {_LARGEST_MAP:,}"
@@ -94,7 +94,7 @@ def plan_map(request: Request) -> dict[str, Any]:
 
 
 def _volumes(request: Request, site: StagePlacement) -> list[tuple[str, str, dict[str, Any]]]:
-    """(name, path, source) of every volume. Processes hand batches and NCCL's buffers to each other through memory."""
+    """Return (name, path, source) of every volume. Processes share batches and NCCL's buffers through memory."""
     found: list[tuple[str, str, dict[str, Any]]] = [
         ("plan", PLAN_FOLDER, {"configMap": {"name": f"{request.name}-plan"}}),
         ("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),
@@ -105,8 +105,10 @@ def _volumes(request: Request, site: StagePlacement) -> list[tuple[str, str, dic
 
 
 def _labels(request: Request, some: Alike, site: StagePlacement, device: Device) -> dict[str, str]:
-    """Labels of the nodes of a group: those given, else where groups differ those of NVIDIA's feature discovery
-    (nvidia.com/gpu.product is the driver's name, spaces as dashes; NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery).
+    """Return the node labels of a group: the given ones, else those of NVIDIA's feature discovery if groups differ.
+
+    nvidia.com/gpu.product is the driver's name, with dashes for spaces (NVIDIA/k8s-device-plugin,
+    docs/gpu-feature-discovery).
     """
     groups = request.job.cluster.groups
     if given := for_group(site.selectors, some.group, len(groups), "--node-selector"):

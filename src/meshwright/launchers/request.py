@@ -1,4 +1,4 @@
-"""What is launched: `meshwright train` under a plan, with the same options, on every process."""
+"""The request of a launch: `meshwright train` under a plan, with the same options, on every rank."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from meshwright.launchers.placement import Alike, alike, in_words
 from meshwright.plans import Job, Plan
 from meshwright.run.options import Training
 
-GRACE = 300  # seconds between the word that a job must end and its end: one step, and a checkpoint
+GRACE = 300  # seconds from the signal to end until a job is killed: one step, and a checkpoint
 PORT = 29500  # torchrun's own default
 
-# Options of `meshwright train` whose name is not that of the field.
+# Options of `meshwright train` whose name differs from the field's.
 _FLAGS = {"evaluate_every": "--eval-every", "dynamic": "--dynamic-precision", "guard": "--no-guard"}
 _DRIVEN = ("nvidia", "amd", "generic")
-_LONGEST_NAME = 40  # characters: Kubernetes' host names add to it, and have 63
+_LONGEST_NAME = 40  # characters: Kubernetes adds to them, and host names have at most 63
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is to start somewhere; `file` is where its processes find the plan."""
+    """Run to be started somewhere; `file` is the path at which its ranks find the plan."""
 
     job: Job
     plan: Plan
@@ -41,12 +41,12 @@ class Request:
 
     @property
     def nodes(self) -> tuple[Alike, ...]:
-        """The nodes that are used, those that are alike together."""
+        """Used nodes, grouped where they are alike."""
         return alike(self.job, self.plan)
 
     @property
     def lines(self) -> list[str]:
-        """Who runs where, for people, and what they should know."""
+        """Ranks by node for people, with warnings."""
         found = [in_words(self.job, some) for some in self.nodes]
         kinds = [self.job.cluster.groups[some.group].device for some in self.nodes]
         others = sorted({kind.name for kind in kinds if kind.vendor not in _DRIVEN})
@@ -54,19 +54,19 @@ class Request:
         return found + [note.format(name) for name in others]
 
     def started_again(self) -> Request:
-        """As a scheduler starts it that may do so several times: it goes on where a checkpoint was written."""
+        """Return the request for a scheduler that may restart it: training resumes from the last checkpoint."""
         if not self.run.output:
             return self
         return replace(self, run=msgspec.structs.replace(self.run, resume=False, auto_resume=True))
 
     @property
     def command(self) -> list[str]:
-        """The arguments of `python -m` on every process."""
+        """Arguments of `python -m` on every rank."""
         return ["meshwright", "train", "--plan", self.file, *arguments(self.run)]
 
 
 def arguments(run: Training) -> list[str]:
-    """The options of `meshwright train` that give this run; what is as by default is left out.
+    """Return the options of `meshwright train` for this run; defaults are left out.
 
     >>> arguments(Training(steps=10, data="tokens", lr=0.001, guard=False))
     ['--steps', '10', '--data', 'tokens', '--lr', '0.001', '--no-guard']

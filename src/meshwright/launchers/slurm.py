@@ -1,12 +1,16 @@
-"""An sbatch script for a plan: one task per process, nodes that differ as components of a heterogeneous job.
+"""An sbatch script for a plan: one task per rank; nodes that differ are components of a heterogeneous job.
 
-srun starts the processes itself. torchrun in between would hear every signal instead of them, and kill them 30 s later.
+srun starts the ranks itself. torchrun in between would receive every signal instead of them, and kill them 30 s later.
 SLURM_PROCID is the rank: tasks are dealt out node by node (--distribution=block), and counted through all components
 (Slurm, doc/html/heterogeneous_jobs.shtml, 'Examples').
 
-How a job ends and goes on: Slurm sends USR1 to the script before the time is over; the script sends TERM to the
-processes, which end after a whole step with a checkpoint; the job is put back into the queue, and its next start goes on
-from there. A job that is preempted, or loses a node, is put back by Slurm itself.
+How a job ends and resumes:
+
+1. Slurm sends USR1 to the script before its time is over.
+2. The script sends TERM to the ranks, which end after a whole step with a checkpoint.
+3. The job is requeued, and its next start resumes from the checkpoint.
+
+Slurm itself requeues a job that is preempted or loses a node.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ END
 srun {steps} &
 """
 
-# `wait` ends early when a signal comes; only the end of srun counts.
+# `wait` returns early on a signal; only the end of srun counts.
 _GO_ON = """step=$!
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
@@ -62,7 +66,7 @@ trap : TERM
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a site wants to know; partitions and constraints once for all nodes, or once for each kind of them."""
+    """Options of a Slurm site; partitions and constraints once for all nodes, or once for each kind."""
 
     account: str = ""
     partitions: Sequence[str] = ()
@@ -70,7 +74,7 @@ class Slurm:
     time: str = ""
 
     def check(self) -> None:
-        """A job must have more time than it gets to end in, or it would never get on."""
+        """Raise if a job has no more time than it gets to end in: it would never progress."""
         seconds = _seconds(self.time) if self.time else 2 * GRACE
         if seconds < 2 * GRACE:
             problem = f"'{self.time}' is too short: {GRACE} s before its end a run is asked to save"
@@ -78,7 +82,7 @@ class Slurm:
 
 
 def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - frozen
-    """The whole script; `sbatch` takes it as a file or from standard input."""
+    """Return the whole script; `sbatch` takes it as a file or from standard input."""
     site.check()
     request = request.started_again()
     every = request.nodes
@@ -101,7 +105,7 @@ def script(request: Request, site: Slurm = Slurm()) -> str:  # noqa: B008 - froz
 
 
 def _seconds(time: str) -> float:
-    """Slurm's ways to write a time: minutes, minutes:seconds, hours:minutes:seconds, each also after days and a dash.
+    """Parse Slurm's times: minutes, minutes:seconds, hours:minutes:seconds, each also after days and a dash.
 
     >>> _seconds("90"), _seconds("01:30:00"), _seconds("1-0"), _seconds("UNLIMITED")
     (5400, 5400, 86400, inf)
@@ -120,12 +124,12 @@ def _seconds(time: str) -> float:
 
 
 def log_folder(request: Request) -> str:
-    """Where the job writes what it says; Slurm does not make it."""
+    """Return the folder of the job's logs; Slurm does not create it."""
     return os.path.join(request.run.output, "logs") if request.run.output else "."
 
 
 def _log(request: Request, name: str) -> str:
-    """A path with Slurm's patterns in its name only."""
+    """Return a log path with Slurm's patterns in its name only."""
     return os.path.normpath(os.path.join(log_folder(request).replace("%", "%%"), name))
 
 
@@ -138,7 +142,7 @@ def _directives(*options: dict[str, str]) -> str:
 
 
 def _common(request: Request, site: Slurm) -> dict[str, str]:
-    """Said once; Slurm hands these on to the other components."""
+    """Return options that are given once; Slurm passes them on to the other components."""
     found = {"job-name": request.name, "chdir": os.getcwd(), "output": _log(request, "%j.log")}
     found |= {name: value for name, value in (("account", site.account), ("time", site.time)) if value}
     if request.run.output:
@@ -147,7 +151,7 @@ def _common(request: Request, site: Slurm) -> dict[str, str]:
 
 
 def _component(request: Request, some: Alike, site: Slurm) -> dict[str, str]:
-    """Whole nodes: a plan was priced on their links."""
+    """Return options of one component. It takes whole nodes: a plan was priced on their links."""
     found = {"nodes": str(some.nodes), "ntasks-per-node": str(some.per_node), "exclusive": "", "mem": "0"}
     found |= dict(option.removeprefix("--").split("=") for option in _devices(request, some))
     for name, given in (("partition", site.partitions), ("constraint", site.constraints)):
@@ -157,13 +161,13 @@ def _component(request: Request, some: Alike, site: Slurm) -> dict[str, str]:
 
 
 def _devices(request: Request, some: Alike) -> list[str]:
-    """The devices of a node; the processors of one need no words."""
+    """Return options for the devices of a node; CPU nodes need none."""
     device = request.job.cluster.groups[some.group].device
     return [f"--gpus-per-node={some.size}"] if vendor_of(device).visible else []
 
 
 def for_group(given: Sequence[str], group: int, groups: int, option: str) -> str:
-    """What was said once for all groups of the cluster, or once for each.
+    """Return the option of a group that was given once for all groups, or once for each.
 
     >>> for_group(["gpu"], 1, 2, "--partition"), for_group(["a100", "v100"], 1, 2, "--partition")
     ('gpu', 'v100')
@@ -175,7 +179,7 @@ def for_group(given: Sequence[str], group: int, groups: int, option: str) -> str
 
 
 def _step(request: Request, some: Alike, component: int) -> str:
-    """srun's words for one component."""
+    """Return srun's arguments for one component."""
     sizes = [f"--nodes={some.nodes}", f"--ntasks-per-node={some.per_node}", *_devices(request, some)]
     sizes += ["--distribution=block", "--cpu-bind=none", "--kill-on-bad-exit=1", "--open-mode=append"]
     sizes += [f"--output={_log(request, '%j-%N.log')}"]

@@ -1,8 +1,8 @@
 """torchrun's command on every node, through an agent that keeps our exit codes (`torchrun_agent.py`).
 
-Several nodes meet by torchrun's static rendezvous, not by c10d: c10d numbers nodes by their host names (PyTorch 2.13,
-torch/distributed/elastic/rendezvous/dynamic_rendezvous.py sorts participants, run.py ignores --node-rank), and a plan
-whose nodes differ needs each at its place.
+Several nodes meet by torchrun's static rendezvous, not by c10d. c10d numbers nodes by their host names (PyTorch 2.13,
+torch/distributed/elastic/rendezvous/dynamic_rendezvous.py sorts participants, run.py ignores --node-rank). A plan whose
+nodes differ needs each in its own position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AGENT = ("python", "-m", "meshwright.launchers.torchrun_agent")
 
 
 def torchrun(request: Request, some: Alike, *, node: str, address: str, port: str = str(PORT)) -> list[str]:
-    """The arguments on one node; `node` is its number among all, `address` the first one's."""
+    """Return the arguments on one node; `node` is its number among all, `address` that of the first."""
     count = sum(each.nodes for each in request.nodes)
     start = [*AGENT, f"--nproc-per-node={some.per_node}"]
     if count == 1:
@@ -30,7 +30,7 @@ def torchrun(request: Request, some: Alike, *, node: str, address: str, port: st
 
 
 def script(request: Request, address: str = "") -> str:
-    """One line to run on each node, as text for people and shells.
+    """Return one line to run on each node, for people and shells.
 
     >>> import meshwright as mw
     >>> from meshwright.run.options import Training
@@ -52,7 +52,7 @@ def script(request: Request, address: str = "") -> str:
 
 
 def _parted(address: str) -> tuple[str, str]:
-    """Host and port."""
+    """Split an address into host and port."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+)(?::([0-9]{1,5}))?", address)
     if not match or int(match[2] or PORT) > 65535:
         problem = f"'{address}' is no address" if address else "is needed for several nodes"

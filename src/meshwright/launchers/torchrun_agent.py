@@ -1,8 +1,9 @@
-"""torchrun, with meshwright's signals and exit codes: `python -m meshwright.launchers.torchrun_agent` takes its options.
+"""torchrun with meshwright's signals and exit codes: `python -m meshwright.launchers.torchrun_agent` takes its options.
 
-torchrun itself ends with 1 whatever its workers say. It waits up to 300 s for other nodes after a signal, and then may end
-with 0 beside a run that was not finished. Here a signal goes to the ranks of this node, which stop all others and save, and
-the exit code is theirs. Of this room, only this file and the one of Ray's ranks lead to torch, and only where ranks run.
+torchrun itself ends with 1, whatever the exit codes of its workers. After a signal it waits up to 300 s for other
+nodes, and may then end with 0 although a run was not finished. Here a signal goes to the ranks of this node, which stop
+all others and save; the exit code is theirs. In this room only this file and Ray's `rank.py` import torch, and only
+where ranks run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     from torch.distributed.run import parse_args, run
 
     arguments = parse_args(sys.argv[1:])
-    arguments.signals_to_handle = "SIGQUIT"  # the others are passed on, and the ranks decide
+    arguments.signals_to_handle = "SIGQUIT"  # the agent forwards these, and the ranks decide
     if str(arguments.nproc_per_node).isdigit():
         # torchrun would give each of several ranks one thread, whatever the plan was measured with.
         cores = len(os.sched_getaffinity(0)) // int(arguments.nproc_per_node)
@@ -39,7 +40,7 @@ def main() -> None:
     except ChildFailedError as error:
         ends: dict[int, Any] = error.failures
         alone = arguments.standalone or str(arguments.nnodes) in ("1", "1:1")
-        if alone and all(one.exitcode < 0 for one in ends.values()):  # no rank was left to say it
+        if alone and all(one.exitcode < 0 for one in ends.values()):  # no rank was left to report it
             rank, first = min(ends.items(), key=lambda item: int(item[1].timestamp))
             name = signal.Signals(-first.exitcode).name
             who = f"rank {rank} ({socket.gethostname()}, process {first.pid})"
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def code_of(codes: Iterable[int]) -> int:
-    """Return the exit code of a node, from those of its ranks; negative ones were killed, perhaps by the agent.
+    """Return the exit code of a node from those of its ranks; negative ones were killed, perhaps by the agent.
 
     >>> code_of([STOPPED, -15]), code_of([BAD_INPUT, FAILED]), code_of([-9, FAILED]), code_of([FAILED, STOPPED])
     (3, 2, 1, 1)
@@ -60,7 +61,7 @@ def code_of(codes: Iterable[int]) -> int:
 
 
 def _pass_on(number: int, _: object) -> None:
-    """Send a signal to the ranks of this node; without any the run has not begun, or is over."""
+    """Send a signal to the ranks of this node. Without ranks the run has not begun, or is over."""
     ranks = _children()
     if not ranks:
         sys.exit(STOPPED)
@@ -70,7 +71,7 @@ def _pass_on(number: int, _: object) -> None:
 
 
 def _children() -> list[int]:
-    """Return the processes that this one has started, whatever thread did."""
+    """Return the processes that this one has started, from any thread."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):

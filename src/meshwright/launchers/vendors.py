@@ -1,4 +1,4 @@
-"""What the makers of devices call things: the variable that hides some, and what schedulers count them as."""
+"""Vendors' names for devices: the environment variable that hides some, and the resources that schedulers count."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshwright.launchers.placement import Alike
 
 @dataclass(frozen=True)
 class Vendor:
-    """Names of a maker's devices."""
+    """Names that a vendor's devices have in its tools."""
 
     visible: str = ""  # environment variable: devices that a process sees
-    kubernetes: str = ""  # extended resource of the maker's device plugin
+    kubernetes: str = ""  # extended resource of the vendor's device plugin
     ray: str = "GPU"  # resource that Ray counts
 
 
@@ -30,7 +30,7 @@ _CPU = Vendor(ray="CPU")
 
 
 def vendor_of(device: Device) -> Vendor:
-    """The names of a device's maker; devices whose maker is not known cannot be asked for."""
+    """Return the names of a device's vendor; devices of unknown vendors cannot be requested."""
     if device.name == "cpu":
         return _CPU
     if device.vendor not in VENDORS:
@@ -41,7 +41,7 @@ def vendor_of(device: Device) -> Vendor:
 
 
 def visible(device: Device, some: Alike) -> dict[str, str]:
-    """The environment of processes on nodes of which some devices are left idle: they see the others only.
+    """Return the environment of ranks on nodes with idle devices: ranks see only the devices that are used.
 
     >>> from meshwright.clusters import Cluster
     >>> h100 = Cluster.preset("1x8xh100").device(0)

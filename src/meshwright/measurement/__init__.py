@@ -1,1 +1,1 @@
-"""What is true here? Microbenchmarks of compute, memory and links, and the cluster file that they write."""
+"""Microbenchmarks of compute, memory and links, and the cluster file that they write."""

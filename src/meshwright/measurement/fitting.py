@@ -1,7 +1,7 @@
-"""From timings to the few numbers that the cost model asks for: the curves of `cost/layers/operators.py`, fitted to samples.
+"""Fit the curves of `cost/layers/operators.py` to timings.
 
-Every fit minimises the mean distance of logarithms, so that one wild sample moves it little, by stepping along one
-parameter at a time: curves are smooth and have at most four.
+Every fit minimises the mean distance of logarithms, so that one outlier moves it little. It steps along one parameter
+at a time: curves are smooth and have at most four.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from meshwright.measurement.samples import Sample
 Array = Any
 Curve = Callable[[Sequence[float]], Array]
 _ROUNDS = 60
-_BEYOND = 4.0  # times the best rate that was seen: what no device reaches beyond its samples
-_LARGE = 1 / 3  # of the samples of a kind, by size: rates are read off these
+_BEYOND = 4.0  # times the best rate that was measured: no device is faster beyond its samples
+_LARGE = 1 / 3  # share of a kind's samples, the largest ones, from which rates are read
 
 
 def fitted(
     curve: Curve, seen: Sequence[float], start: Sequence[float], weights: Sequence[float], rates: int = 0
 ) -> list[float]:
-    """Parameters (all positive) under which a curve comes nearest to what was seen.
+    """Return the positive parameters with which a curve fits the measured values best.
 
-    The first `rates` of them start at the best that was seen, and end near it: noise must not make a device infinite.
+    The first `rates` of them start at the best measured rate and end near it: noise must not make a device infinitely
+    fast.
 
     >>> x = np.array([1.0, 10.0, 100.0])
     >>> found = fitted(lambda p: p[0] + x / p[1], [3.0, 12.0, 102.0], [1.0, 2.0], [1, 1, 1])
@@ -58,7 +59,7 @@ def fitted(
 
 
 def products(samples: Sequence[Sample], memory: float, size: float) -> Products:
-    """Of one precision; `memory` in bytes/s, numbers of `size` bytes."""
+    """Return the matmul curve of one precision. `memory` is in bytes/s, `size` is bytes per number."""
     m, k, n = (np.array([sample.facts[name] for sample in samples]) for name in "mkn")
     seen = [sample.timing.seconds for sample in samples]
 
@@ -72,7 +73,7 @@ def products(samples: Sequence[Sample], memory: float, size: float) -> Products:
 
 
 def attention(forward: Sequence[Sample], backward: Sequence[Sample], floor: float) -> Attention:
-    """Of one precision; both passes have the same shapes."""
+    """Return the attention curve of one precision; both passes have the same shapes."""
     found = [_attention(samples, passes, floor) for samples, passes in ((forward, 1.0), (backward, 2.5))]
     rate, keys, rows, power = zip(*found, strict=True)
     return Attention((rate[0], rate[1]), (keys[0], keys[1]), (rows[0], rows[1]), sum(power) / 2)
@@ -94,14 +95,14 @@ def _attention(samples: Sequence[Sample], passes: float, floor: float) -> list[f
 
 
 def rate_of_passes(samples: Sequence[Sample]) -> float:
-    """Bytes/s of the largest."""
+    """Return bytes/s of the largest sample."""
     by_size = sorted(samples, key=lambda sample: -sample.facts["bytes"])
     large = by_size[: max(1, round(len(by_size) * _LARGE))]
     return float(np.median([sample.facts["bytes"] / sample.timing.seconds for sample in large]))
 
 
 def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Bytes/s of what fits into a cache, of what does not, and bytes of the cache.
+    """Return bytes/s inside the cache, bytes/s beyond it, and the size of the cache in bytes.
 
     >>> from meshwright.measurement.timing import Timing
     >>> moved = [2.0**n for n in range(14, 30)]
@@ -119,11 +120,11 @@ def cached_passes(samples: Sequence[Sample]) -> tuple[float, float, float]:
 
     start = [max(moved / seen), moved[-1] / seen[-1], float(np.median(moved)), min(seen) / 2]
     cached, memory, cache, _ = fitted(curve, seen, start, [1.0] * len(seen), rates=2)
-    if cache >= max(moved):  # nothing was larger
+    if cache >= max(moved):  # no sample was larger than the cache
         memory = cached
     return float(cached), float(min(memory, cached)), float(cache)
 
 
 def _heavy(seen: Sequence[float]) -> list[float]:
-    """Long runs count more: a step is made of them."""
+    """Return weights of samples: longer ones count more, because a step is made of them."""
     return [second**0.25 for second in seen]

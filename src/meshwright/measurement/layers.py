@@ -1,4 +1,4 @@
-"""Layers of a real model on the device at hand: seconds of each pass and bytes that stay, beside what was expected."""
+"""Time the layers of a real model on this device, and compare them with the prediction."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from meshwright.run.models import Context, Decoder, build
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of one micro-batch in a layer, and bytes that it leaves for its backward pass."""
+    """Seconds of one micro-batch in a layer, and bytes that it keeps for its backward pass."""
 
     forward: float
     backward: float
-    repeated: float  # the backward pass when the forward pass is repeated in it
+    repeated: float  # the backward pass with recompute of the forward pass
     kept: float
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One sort of layer: how many the model has, what was expected and what was seen."""
+    """One kind of layer: its count in the model, the predicted passes and the measured ones."""
 
     name: str
     count: int
@@ -52,7 +52,7 @@ class Compared:
 
 
 def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name: None) -> Iterator[Compared]:
-    """Every sort of layer of the job's model with all samples of a step at once, on one device."""
+    """Compare every kind of layer of the job's model on one device, with all samples of a step at once."""
     plan = Plan.of({"micro_batches": 1, "dp": 1}, job)
     (span,) = plan.pipelines[0].stages[0].spans
     site = StagePlacement.of(job, (0,), 0, runtime("meshwright"), seen_in(job.cluster, DEFAULT))
@@ -71,7 +71,7 @@ def compare(job: Job, device: str, on_layer: Callable[[str], None] = lambda name
 
 
 def _seen(layer: Layer, job: Job, device: str) -> tuple[Passes, float]:
-    """LayerTimes with fresh weights and random input."""
+    """Return measured passes of a layer with fresh weights and random input."""
     kind = TYPES.get(job.precision, torch.bfloat16)
     decoder = build(job.model, [layer], device=device).to(kind)
     tokens = torch.randint(0, 100, (job.global_batch, job.seq_len), device=device)
@@ -112,7 +112,7 @@ def _both(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> None
 
 
 def _kept(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> float:
-    """Bytes of all that autograd holds on to, each storage once; neither weights nor what the loss makes of itself."""
+    """Return the bytes that autograd saves, each storage once, without weights and without what the loss saves."""
     own = {weight.untyped_storage().data_ptr() for weight in decoder.parameters()}
     held: dict[int, int] = {}
 
@@ -129,7 +129,7 @@ def _kept(decoder: Decoder, x: Tensor, context: Context, tokens: Tensor) -> floa
 
 
 def host_seconds(device: str) -> Timing:
-    """Seconds of the host to issue one kernel of our runtime: blocks of next to no work, by the kernels they count as."""
+    """Time the host while it issues one kernel of our runtime: tiny blocks, divided by the kernels they count as."""
     job = _blocks(device, 64, 8)
     layers, run = _ready(job, device)
     found = timed(run, device, 0.5)
@@ -143,14 +143,14 @@ def host_seconds(device: str) -> Timing:
 
 
 def blocks(scale: Scale, device: str) -> Iterator[Sample]:
-    """Both passes of whole blocks: what their kernels take one after the other, with one another's leavings in caches."""
+    """Time both passes of whole blocks: kernels one after the other, with caches as they leave them."""
     for width, tokens in scale.blocks:
         _, run = _ready(_blocks(device, width, tokens), device)
         yield Sample("block", {"width": width, "tokens": tokens}, timed(run, device, 0.5))
 
 
 def beside_kernels(samples: Sequence[Sample], cluster: Cluster, device: str) -> float:
-    """What blocks took over what a cluster's measured rates expect of their kernels."""
+    """Return the time of blocks relative to the time that a cluster's measured rates predict for their kernels."""
     found = []
     for sample in samples:
         job = replace(_blocks(device, int(sample.facts["width"]), int(sample.facts["tokens"])), cluster=cluster)
@@ -167,7 +167,7 @@ def beside_kernels(samples: Sequence[Sample], cluster: Cluster, device: str) -> 
 
 
 def shard_seconds(device: str) -> Timing:
-    """Seconds that `fully_shard` adds to both passes of a layer of next to no work, over all processes."""
+    """Time what `fully_shard` adds to both passes of a tiny layer, over all ranks."""
     job = _blocks(device, 64, 8)
     layers, plain = _ready(job, device)
     mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
@@ -180,7 +180,7 @@ def shard_seconds(device: str) -> Timing:
 
 
 def _lasting(run: Callable[[], None], device: str) -> float:
-    """Seconds of one of several runs that all processes begin together."""
+    """Return the seconds of one run, out of several that all ranks begin together."""
     run()
     dist.barrier()
     start = time.perf_counter()
@@ -192,7 +192,7 @@ def _lasting(run: Callable[[], None], device: str) -> float:
 
 
 def reserved_beside_tensors(device: str) -> float:
-    """What CUDA's allocator reserves beyond the most that tensors need, as a part of it, when blocks run."""
+    """Return what CUDA's allocator reserves beyond the peak of tensors, as a share of it, while blocks run."""
     torch.cuda.empty_cache()
     _, run = _ready(_blocks(device, 2048, 8192), device)
     torch.cuda.reset_peak_memory_stats()
@@ -203,7 +203,7 @@ def reserved_beside_tensors(device: str) -> float:
 
 
 def _blocks(device: str, width: int, length: int) -> Job:
-    """Four blocks of a Llama."""
+    """Return a job with four blocks of a Llama."""
     config = {
         "model_type": "llama", "vocab_size": 64, "hidden_size": width, "intermediate_size": 4 * width,
         "num_hidden_layers": 4, "num_attention_heads": max(width // 128, 2), "max_position_embeddings": length,
@@ -215,7 +215,7 @@ def _blocks(device: str, width: int, length: int) -> Job:
 def _ready(
     job: Job, device: str, each: Callable[[Any], object] | None = None
 ) -> tuple[list[Layer], Callable[[], None]]:
-    """The blocks of a model, and what runs both passes through them; `each` may change their layers before."""
+    """Return the blocks of a model, and a function that runs both passes; `each` may first change their layers."""
     layers, kind = [layer for layer in job.model.layers if layer.block], TYPES[job.precision]
     decoder = build(job.model, layers, device=device).to(kind)
     for layer in layers if each else ():

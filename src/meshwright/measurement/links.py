@@ -1,4 +1,4 @@
-"""Collectives between the processes of a run, on every tier of links: how long each takes by bytes and members."""
+"""Time collectives between the ranks of a run on every tier of links, by bytes and group size."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from meshwright.measurement.samples import Sample
 from meshwright.measurement.timing import Timing
 from meshwright.run.mesh.collectives import gather_tensor, scatter_tensor
 
-_WAIT = timedelta(seconds=300)  # for a member of a group that is late
+_WAIT = timedelta(seconds=300)  # how long a group waits for a late rank
 _ROUNDS = 9  # samples of every timing
-_LASTS = 0.06  # seconds of a sample at least: processes that wait are woken late
-_MOST = 300  # times in one sample
+_LASTS = 0.06  # minimum seconds of a sample: waiting processes are woken late
+_MOST = 300  # maximum runs in one sample
 KINDS = ("reduce", "gather", "scatter", "exchange", "send")
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Processes that one kind of link joins: every group of them that works at the same time."""
+    """Process groups that one kind of link joins, all of which communicate at the same time."""
 
     name: str  # inside nodes, between nodes
     groups: tuple[tuple[int, ...], ...]
 
 
 def tiers(nodes: Sequence[int]) -> list[Tier]:
-    """From the node of every process: those inside nodes, in pairs and all of them, and one of each node.
+    """Return the tiers of ranks whose nodes are given: pairs and all ranks inside nodes, and one rank of each node.
 
     >>> [(tier.name, tier.groups) for tier in tiers([0, 0, 1, 1])]
     [('inside nodes', ((0, 1), (2, 3))), ('between nodes', ((0, 2), (1, 3)))]
@@ -54,7 +54,7 @@ def tiers(nodes: Sequence[int]) -> list[Tier]:
 
 
 def collectives(tier: Tier, device: str, sizes: Sequence[int]) -> Iterator[Sample]:
-    """Every kind of collective with every number of bytes, in all groups of a tier at once."""
+    """Time every kind of collective with every message size, in all groups of a tier at once."""
     me, mine = dist.get_rank(), None
     for group in tier.groups:
         made = dist.new_group(list(group), timeout=_WAIT)
@@ -69,7 +69,7 @@ def collectives(tier: Tier, device: str, sizes: Sequence[int]) -> Iterator[Sampl
 
 
 def _collective(kind: str, count: int, group: tuple[int, ...], made: Any, device: str) -> Callable[[], object]:
-    """`count` numbers of four bytes: of the whole, for gathers and scattered sums."""
+    """Return one collective of `count` four-byte numbers: the whole for all-gather and reduce-scatter."""
     members = len(group)
     count = -(-count // members) * members
     whole, part = torch.ones(count, device=device), torch.ones(count // members, device=device)
@@ -96,10 +96,13 @@ def _collective(kind: str, count: int, group: tuple[int, ...], made: Any, device
 
 
 def _between(run: Callable[[], object], device: str) -> Timing:
-    """Between pieces of computation, as training does it, less these: who computed is late by a little and has left caches
-    and cores to others. All processes begin at once and go on for as long as makes a sample last; the slowest counts."""
+    """Time a collective between pieces of computation, as training runs it, and subtract the computation.
+
+    Ranks that compute arrive a little late, and have lost caches and cores to others. All ranks begin at once and
+    repeat for one sample; the slowest counts.
+    """
     wide = 2048 if device.startswith("cuda") else 256
-    a = torch.randn(16 * wide, wide, device=device)  # milliseconds, as the layers of small models
+    a = torch.randn(16 * wide, wide, device=device)  # milliseconds, like the layers of small models
     b = torch.randn(wide, wide, device=device)
 
     def work() -> None:
@@ -116,7 +119,7 @@ def _between(run: Callable[[], object], device: str) -> Timing:
 
 
 def _slowest(run: Callable[[], object], count: int, device: str) -> float:
-    """Seconds of one of so many in a row, in the process that takes longest."""
+    """Return the seconds of one run out of `count` in a row, on the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(count):
@@ -129,10 +132,10 @@ def _slowest(run: Callable[[], object], count: int, device: str) -> float:
 
 
 def link(samples: Sequence[Sample]) -> MeasuredLink:
-    """The rates of every kind, and what a step and a start cost, that come nearest to what was seen on a tier."""
+    """Return the rates, the seconds per step and the start-up seconds that fit a tier's samples best."""
     moved, members = (np.array([sample.facts[name] for sample in samples]) for name in ("bytes", "members"))
     kind = np.array([KINDS.index(sample.kind.rpartition(" ")[2]) for sample in samples])
-    kind = np.where(kind == 2, 1, np.where(kind > 2, kind - 1, kind))  # scattered sums count as gathers
+    kind = np.where(kind == 2, 1, np.where(kind > 2, kind - 1, kind))  # a reduce-scatter counts as an all-gather
     part, steps = (members - 1) / members, members - 1
     bytes_ = moved * np.choose(kind, [2 * part, part, part, np.ones_like(part)])
     waits = np.choose(kind, [2 * steps, steps, np.ones_like(steps), np.ones_like(steps)])
@@ -148,7 +151,7 @@ def link(samples: Sequence[Sample]) -> MeasuredLink:
 
 
 def slowdown(device: str, work: Callable[[], object]) -> Timing:
-    """Seconds that each second of a collective under computation adds to it."""
+    """Time by how much each second of an overlapped collective slows the computation."""
 
     whole = torch.ones(2**22 if device.startswith("cuda") else 2**19, device=device)
     samples = []

@@ -1,4 +1,4 @@
-"""The front door of measuring: what is wrong is said before PyTorch is loaded and anything is timed."""
+"""Entry point of measuring: checks input before PyTorch is loaded and anything is timed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.plans import Job
 
-Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
+Tell = Callable[[str, int, int], None]  # name of the measurement, work done, work in all
 
 
 def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: None) -> Cluster | None:
@@ -22,7 +22,7 @@ def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: N
 
 
 def check_output(output: str) -> None:
-    """Whether a cluster file could be written there."""
+    """Raise if a cluster file cannot be written to `output`."""
     if not output.endswith(".toml"):
         raise InputError("is no .toml file", file=output, field="--output", valid="a path such as cluster.toml")
     if not Path(output).absolute().parent.is_dir():
@@ -30,7 +30,7 @@ def check_output(output: str) -> None:
 
 
 def layers(job: Job, tell: Callable[[str], None] = lambda name: None) -> list[Any]:
-    """Every sort of layer of a job's model, all its samples at once on one device: expected and seen."""
+    """Compare every kind of layer of a job's model, all its samples at once on one device: predicted and measured."""
     from meshwright.measurement.worker import compared
 
     return compared(job, tell)

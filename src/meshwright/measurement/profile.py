@@ -1,4 +1,4 @@
-"""All measurements of a machine in order, and the table that a cluster file holds of them."""
+"""All measurements of a machine in order, and the table of them in a cluster file."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from meshwright.measurement import fitting, layers, links, samples
 from meshwright.measurement.layers import host_seconds, reserved_beside_tensors, shard_seconds
 from meshwright.measurement.samples import ACCELERATOR, PROCESSOR, Sample
 
-_NOISY = 0.35  # spread of a sample that says nothing
-_NOISY_LINKS = 1.0  # the same between processes, which wait to be woken
-_SOME = 0.15  # part of a measurement's samples that may be noisy: curves are fitted to all of them
-_FEW = 4  # samples that a curve of four parameters needs at least
+_NOISY = 0.35  # spread above which a sample is noise
+_NOISY_LINKS = 1.0  # the same for several processes, which wait to be woken
+_SOME = 0.15  # share of a measurement's samples that may be noisy: curves are fitted to all of them
+_FEW = 4  # minimum samples for a curve of four parameters
 _MESSAGES = {"cuda": tuple(2**n for n in (12, 16, 20, 24, 27)), "cpu": tuple(2**n for n in (12, 15, 18, 21, 23))}
 Found = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One kind of thing that is measured."""
+    """One kind of measurement, and the function that runs it."""
 
     name: str
     run: Callable[[], Iterator[Sample]]
 
 
 def measurements(device: str, tiers: Sequence[links.Tier]) -> list[Measurement]:
-    """What there is to measure on a device, and on the links between those of a run."""
+    """Return the measurements of a device and of the links between the devices of a run."""
     scale = ACCELERATOR if device.startswith("cuda") else PROCESSOR
     kinds = samples.precisions(device)
     found = [
@@ -68,7 +68,7 @@ def _launches(device: str) -> Iterator[Sample]:
 
 
 def slower(measured: dict[str, Any], times: float) -> dict[str, Any]:
-    """A table under `measured` whose kernels take so many times as long.
+    """Return a `measured` table whose kernels take `times` as long.
 
     >>> slower({"memory_gb_s": 30.0, "update_gb_s": 20.0, "product": {"fp32": {"tflops": 0.2, "half": 9.0}}}, 1.25)
     {'memory_gb_s': 24.0, 'update_gb_s': 20.0, 'product': {'fp32': {'tflops': 0.16, 'half': 9.0}}}
@@ -98,7 +98,7 @@ def _overlap(device: str, kind: str) -> Iterator[Sample]:
 
 
 def noise(name: str, found: Sequence[Sample]) -> str:
-    """Return what is wrong with a measurement too many of whose samples are noise; nothing if they are few."""
+    """Return a warning if too many samples of a measurement are noise, else an empty string."""
     most = _NOISY_LINKS if name.startswith("links") else _NOISY
     noisy = sorted((one for one in found if one.timing.spread > most), key=lambda one: -one.timing.spread)
     if len(noisy) <= _SOME * len(found) or name == "overlap":
@@ -111,7 +111,7 @@ def noise(name: str, found: Sequence[Sample]) -> str:
 
 
 def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
-    """What a cluster file says of a device under `measured`; what was not timed is left to the catalogue's curves."""
+    """Return the `measured` table of a device in a cluster file; the catalogue's curves cover what was not timed."""
     by_kind: dict[str, list[Sample]] = {}
     for sample in (sample for some in found.values() for sample in some):
         by_kind.setdefault(sample.kind, []).append(sample)
@@ -147,7 +147,7 @@ def device_table(found: Found, device: str, how: str) -> dict[str, Any]:
 
 
 def _memory(passing: Sequence[Sample], device: str) -> tuple[float, dict[str, Any]]:
-    """Return bytes/s of what passes over memory, and what a file says of caches: a processor's hold whole activations."""
+    """Return bytes/s of memory, and the table of caches: a CPU's caches hold whole activations."""
     if device != "cpu":
         return fitting.rate_of_passes(passing), {}
     cached, memory, held = fitting.cached_passes(passing)
@@ -155,7 +155,7 @@ def _memory(passing: Sequence[Sample], device: str) -> tuple[float, dict[str, An
 
 
 def _curves(by_kind: Mapping[str, Sequence[Sample]], memory: float, kinds: Sequence[str]) -> dict[str, Any]:
-    """Return curves of products and of attention, each where enough of it was timed to fit one."""
+    """Return curves of matmuls and of attention, each where enough samples exist to fit one."""
     sizes = {"fp32": 4.0, "fp8": 1.0}
     seen = {kind: by_kind.get(f"product {kind}", ()) for kind in kinds}
     products = {kind: fitting.products(s, memory, sizes.get(kind, 2.0)) for kind, s in seen.items() if len(s) >= _FEW}
@@ -184,14 +184,14 @@ def _curves(by_kind: Mapping[str, Sequence[Sample]], memory: float, kinds: Seque
 
 
 def _kernel(by_kind: Mapping[str, Sequence[Sample]]) -> float:
-    """Seconds of the smallest kernel: from a graph, where there are any."""
+    """Return seconds of the smallest kernel: from a CUDA graph, where there are samples of one."""
     if "kernel" in by_kind:
         return by_kind["kernel"][0].timing.seconds / by_kind["kernel"][0].facts["kernels"]
     return min(sample.timing.seconds for sample in by_kind["addition"])
 
 
 def link_tables(ours: Sequence[Link], found: Found) -> list[dict[str, Any]]:
-    """The links of a group of nodes as a cluster file writes them, with what was measured on each."""
+    """Return the links of a node group as a cluster file writes them, with their measured rates."""
     tables = []
     for link in (link for link in ours if link.span != 1):
         table: dict[str, Any] = {
@@ -215,7 +215,7 @@ def _link_table(seen: MeasuredLink) -> dict[str, float]:
 
 
 def _round(value: float) -> float:
-    """Four digits: nothing here is known better.
+    """Round to four digits: nothing here is known better.
 
     >>> _round(123456.0), _round(0.00012346)
     (123500.0, 0.0001235)

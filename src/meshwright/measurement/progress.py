@@ -1,4 +1,4 @@
-"""How far a measurement is, on standard error."""
+"""Progress of a measurement, on standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from os import environ
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar where somebody looks, nothing where nobody does."""
+    """Yield a function that moves a progress bar; without a terminal it does nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""What is timed: products, attention, kernels bound by memory, updates, copies, launches. Real shapes, random data."""
+"""Kernels to time, on real shapes and random data: matmuls, attention, memory-bound kernels, updates, copies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from torch.nn import functional
 from meshwright.measurement.timing import Timing, timed
 from meshwright.run.torch_private import scaled_mm
 
-_TURNS, _MOST = (
-    2**26,
-    64,
-)  # bytes of inputs that are taken in turns, so that no cache serves them twice; and sets at most
+# Bytes of inputs used in turn, so that no cache serves one twice, and the maximum number of sets.
+_TURNS, _MOST = 2**26, 64
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One timing, with the facts that a curve is fitted to."""
+    """One timing, with the shape that a curve is fitted to."""
 
     kind: str
     facts: Mapping[str, float]
@@ -29,7 +27,7 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """What a person would call it.
+        """Name of the sample for people.
 
         >>> Sample("product bf16", {"m": 1024, "k": 512, "n": 512}, Timing(1e-3, 0.1)).name
         'product bf16 m=1024 k=512 n=512'
@@ -39,16 +37,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the shapes are: as a device's own work is."""
+    """Size of the shapes: as large as the work that a device usually gets."""
 
     tokens: tuple[int, ...]
     widths: tuple[int, ...]
-    lengths: tuple[int, ...]  # of attention
-    heads: tuple[tuple[int, int], ...]  # (heads, size of one)
-    parameters: int  # of an optimizer's step
+    lengths: tuple[int, ...]  # attention
+    heads: tuple[tuple[int, int], ...]  # (heads, head size)
+    parameters: int  # optimizer step
     copied: int  # bytes
-    larger: tuple[tuple[int, int], ...] = ()  # (tokens, width) of passes that no cache holds
-    vocabulary: tuple[tuple[int, int, int], ...] = ()  # (tokens, width, words) of products beyond the widths
+    larger: tuple[tuple[int, int], ...] = ()  # (tokens, width) of memory passes beyond any cache
+    vocabulary: tuple[tuple[int, int, int], ...] = ()  # (tokens, width, vocabulary) of matmuls beyond the widths
     blocks: tuple[tuple[int, int], ...] = ()  # (width, tokens) of whole blocks
 
 
@@ -64,7 +62,7 @@ PROCESSOR = Scale(
 
 
 def precisions(device: str) -> tuple[str, ...]:
-    """Those that the device's products may have."""
+    """Return the precisions in which the device can multiply."""
     if not device.startswith("cuda"):
         return ("fp32",)
     eight = torch.cuda.get_device_capability() >= (8, 9)
@@ -72,7 +70,7 @@ def precisions(device: str) -> tuple[str, ...]:
 
 
 def products(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
-    """(m x k) @ (k x n) over real shapes: tokens by widths, and weight gradients, whose inner side is the tokens."""
+    """Time (m x k) @ (k x n) over real shapes: tokens by widths, and weight gradients, whose inner dimension is tokens."""
     kind = torch.bfloat16 if precision == "fp8" else TYPES[precision]
     largest = 4 * max(scale.tokens) * max(scale.widths) ** 2 // 8
     for m in scale.tokens:
@@ -89,11 +87,11 @@ def products(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
 
 
 def _product(device: str, kind: torch.dtype, precision: str, m: int, k: int, n: int, *, across: bool = False) -> Sample:
-    """`across`: both sides lie across, as weight gradients find them."""
+    """Time one matmul. With `across` both inputs are transposed, as in weight gradients."""
     sets = max(3, min(_MOST, _TURNS // ((m + n) * k * kind.itemsize)))
     a = [torch.randn(m, k, device=device, dtype=kind) for _ in range(sets)]
     b = [torch.randn(n, k, device=device, dtype=kind) for _ in range(sets)]
-    if across and precision != "fp8":  # which only takes them along
+    if across and precision != "fp8":  # the fp8 kernel accepts no transposed inputs
         a, b = ([x.t().contiguous().t() for x in side] for side in (a, b))
     turn = _turns(sets)
     if precision == "fp8":
@@ -114,7 +112,7 @@ def _product(device: str, kind: torch.dtype, precision: str, m: int, k: int, n: 
 
 
 def attention(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
-    """Causal, both passes apart."""
+    """Time causal attention, the forward and the backward pass separately."""
     kind = TYPES[precision]
     for heads, size in scale.heads:
         for length in scale.lengths:
@@ -136,7 +134,7 @@ def attention(device: str, scale: Scale, precision: str) -> Iterator[Sample]:
 
 
 def passes(device: str, scale: Scale) -> Iterator[Sample]:
-    """Kernels that only pass over memory; `bytes` is the least that each must move."""
+    """Time memory-bound kernels; `bytes` is the least that each must move."""
     kind = torch.bfloat16 if device.startswith("cuda") else torch.float32
     shapes = [(tokens, width) for tokens in scale.tokens for width in scale.widths[1::2]]
     for tokens, width in [*shapes, *scale.larger]:
@@ -153,7 +151,7 @@ def passes(device: str, scale: Scale) -> Iterator[Sample]:
 
 
 def update(device: str, scale: Scale) -> Iterator[Sample]:
-    """AdamW in float32, here and, where that is elsewhere, on the host: 28 bytes of every parameter."""
+    """Time AdamW in float32 on the device and, if that is not the CPU, on the host: 28 bytes per parameter."""
     for where, count in ((device, scale.parameters), ("cpu", scale.parameters // 8)):
         weight = torch.nn.Parameter(torch.randn(count, device=where))
         weight.grad = torch.randn_like(weight)
@@ -166,7 +164,7 @@ def update(device: str, scale: Scale) -> Iterator[Sample]:
 
 
 def copies(device: str, scale: Scale) -> Iterator[Sample]:
-    """To and from pinned host memory."""
+    """Time copies to and from pinned host memory."""
     if not device.startswith("cuda"):
         return
     here = torch.empty(scale.copied, dtype=torch.uint8, device=device).random_()
@@ -177,7 +175,7 @@ def copies(device: str, scale: Scale) -> Iterator[Sample]:
 
 
 def copies_under_products(device: str, scale: Scale) -> Iterator[Sample]:
-    """Seconds that each second of copies to and from the host adds to the products that it hides under."""
+    """Time by how much each second of a copy to or from the host slows the matmuls that it overlaps with."""
     width = scale.widths[2]
     a = torch.randn(width, width, device=device, dtype=torch.bfloat16)
     here, back = (torch.empty(scale.copied, dtype=torch.uint8, device=device) for _ in range(2))
@@ -206,7 +204,7 @@ def copies_under_products(device: str, scale: Scale) -> Iterator[Sample]:
 
 
 def kernels(device: str) -> Iterator[Sample]:
-    """What a kernel costs that does next to nothing, where the host does not have to issue it: in a graph."""
+    """Time an almost empty kernel that the host does not have to issue: in a CUDA graph."""
     if not device.startswith("cuda"):
         return
     tiny, graph = torch.ones(1, device=device), torch.cuda.CUDAGraph()
@@ -232,7 +230,7 @@ def _turns(sets: int) -> Callable[[], int]:
 
 
 def memory_beside_tensors() -> int:
-    """Bytes of the driver and its kernels in a process on a CUDA device, before any communicator exists."""
+    """Return bytes of the driver and its kernels in a process on a CUDA device, before any communicator exists."""
     torch.cuda.synchronize()
     free, whole = torch.cuda.mem_get_info()
     return int(whole - free - torch.cuda.memory_reserved())

@@ -1,4 +1,4 @@
-"""How long a piece of work takes on the device at hand, and how sure that is."""
+"""Time a piece of work on this device, with the spread of its samples."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 import torch
 
 _LEAST = 9  # samples of every timing
-# Seconds that one sample lasts at least: clocks and launches are then small beside it; and the slices of time of processes
+# Minimum seconds of one sample: clocks and launches are then small beside it, and so are the time slices of processes
 # that share a core.
 _BATCH, _SHARED = 1e-3, 2e-2
-_WARM = 2  # runs that nobody times
-_SPIN = 0.3  # seconds: several slices of time of other processes
+_WARM = 2  # warm-up runs
+_SPIN = 0.3  # seconds: several time slices of other processes
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run: the median of several samples, and how far their middle half spreads."""
+    """Seconds of one run: the median of several samples, and the spread of their middle half."""
 
     seconds: float
     spread: float  # (third quartile - first quartile) / median
 
     @staticmethod
     def of(samples: Sequence[float]) -> Timing:
-        """
+        """Return the median and spread of samples.
+
         >>> Timing.of([1.0, 1.0, 1.25, 1.5, 9.0])
         Timing(seconds=1.25, spread=0.4)
         """
@@ -69,7 +70,7 @@ def _cpu(run: Callable[[], object], count: int) -> float:
 
 
 def share_of_a_core(seconds: float = _SPIN) -> float:
-    """Return the part of a core that this process got while it wanted a whole one: others compute here if it is small.
+    """Return the share of a core that this process got while it wanted a whole one; less than 1 if others compute here.
 
     >>> 0 < share_of_a_core(0.05) < 1.2
     True

@@ -1,4 +1,4 @@
-"""Measuring: this machine alone, its devices together, or the nodes that a launcher has joined."""
+"""Run all measurements: on this machine alone, on its devices together, or on nodes that a launcher has joined."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from meshwright.run.processes.launch import free_port, joined_from_outside
 from meshwright.run.processes.threads import share_cores
 from meshwright.run.torch_private import grow_segments
 
-# What has been measured so far, in a file: a run that was interrupted goes on where it stopped.
+# Samples so far are kept in a file: an interrupted run goes on where it stopped.
 
 
 @dataclass
 class State:
-    """Samples by the measurement they belong to, of one machine."""
+    """Samples of one machine, by measurement."""
 
     path: Path
-    machine: dict[str, Any]  # what must be the same for samples to be of use
+    machine: dict[str, Any]  # facts of the machine; samples are reused only if these are equal
     done: dict[str, list[Sample]] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)  # of measurements that are uncertain, or not whole
+    notes: dict[str, str] = field(default_factory=dict)  # warnings of measurements that are noisy or incomplete
 
     @staticmethod
     def load(path: Path, machine: dict[str, Any]) -> State:
-        """What an earlier run left there, if it was on the same machine."""
+        """Read the samples of an earlier run, if it was on the same machine."""
         if not path.exists():
             return State(path, machine)
         table = read_json(path)
@@ -64,7 +64,7 @@ class State:
         return State(path, machine, done, dict(table.get("notes", {})))
 
     def add(self, name: str, samples: Iterable[Sample], note: str = "") -> None:
-        """Keep the samples of a measurement, and what is uncertain about it."""
+        """Keep the samples of a measurement, with a note on what is uncertain about them."""
         self.done[name] = list(samples)
         if note:
             self.notes[name] = note
@@ -73,7 +73,7 @@ class State:
         write_text(self.path, json.dumps(table, indent=1) + "\n")
 
     def forget(self) -> None:
-        """When all is written elsewhere."""
+        """Delete the file; called once the cluster file is written."""
         self.path.unlink(missing_ok=True)
 
 
@@ -86,16 +86,16 @@ def _sample(row: dict[str, Any]) -> Sample:
     return Sample(str(row["kind"]), facts, Timing(float(row["seconds"]), float(row["spread"])))
 
 
-_TRIES = 3  # of a measurement whose samples are noise
-_BUDGET = 90.0  # seconds of a measurement with all its tries: a calm machine needs a third
-_WAIT = timedelta(seconds=300)  # for a process that others meet: longer than one timing takes on any machine
-_BUSY = 0.8  # of the part of a core that a process should get
+_TRIES = 3  # tries of a measurement whose samples are noise
+_BUDGET = 90.0  # seconds of a measurement with all its tries: an idle machine needs a third
+_WAIT = timedelta(seconds=300)  # seconds to wait for a process at a meeting: longer than one timing on any machine
+_BUSY = 0.8  # minimum share of a core that a process should get
 T = TypeVar("T")
-Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
+Tell = Callable[[str, int, int], None]  # name of the measurement, work done, work in all
 
 
 def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: None) -> Cluster | None:
-    """Measure, and write a cluster file; returns the cluster in the process that wrote it.
+    """Measure, write a cluster file, and return the cluster in the process that wrote it.
 
     What was measured before an interruption is in `OUTPUT.partial.json`, and is not measured again.
     """
@@ -108,7 +108,7 @@ def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: N
 
 
 def compared(job: Job, tell: Callable[[str], None]) -> list[Compared]:
-    """Layers of a model on this machine's first device."""
+    """Compare the layers of a model on this machine's first device."""
     if torch.cuda.is_available():
         return list(compare(job, "cuda:0", tell))
     share_cores(1)
@@ -116,7 +116,7 @@ def compared(job: Job, tell: Callable[[str], None]) -> list[Compared]:
 
 
 def _started(output: str, world: int) -> Cluster:
-    """One process per device of this machine."""
+    """Start one process per device of this machine, and return the cluster."""
     failed = Path(f"{output}.error")
     failed.unlink(missing_ok=True)
     try:
@@ -148,14 +148,14 @@ def _entry(rank: int, output: str, world: int, port: int) -> None:
 
 
 class MeasuringFailed(MeshwrightError):
-    """A process of the measurement ended with an error, which the one that started it says."""
+    """Error in a process of the measurement, raised again by the process that started it."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class _Here:
-    """One process and what it stands on."""
+    """One rank with its device, node and machine."""
 
     rank: int
     device: str
@@ -170,7 +170,7 @@ def _work(output: str, world: int, tell: Tell) -> Cluster | None:
     tiers = links.tiers([names.index(one.host) for one in everyone]) if world > 1 else []
     kinds = [str(one.group["device"]) for one in everyone]
     machine = {"devices": kinds, "nodes": len(names), "torch": torch.__version__, "cores": os.cpu_count()}
-    machine["threads"] = torch.get_num_threads()  # what was timed with others is of no use
+    machine["threads"] = torch.get_num_threads()  # samples with other thread counts cannot be reused
     state = State.load(Path(f"{output}.partial.json"), machine) if here.rank == 0 else None
     plan = measurements(here.device, tiers)
     _warn_if_busy(here, everyone, world)
@@ -191,7 +191,7 @@ def _work(output: str, world: int, tell: Tell) -> Cluster | None:
 
 
 def _warn_if_busy(here: _Here, everyone: Sequence[_Here], world: int) -> None:
-    """Say that others compute here: timings will be noise, and parts may not fit into their time."""
+    """Warn if other programs compute here: timings will be noisy, and measurements may run out of time."""
     fair = min(1.0, (os.cpu_count() or 1) / sum(one.host == here.host for one in everyone))
     least = min(_gathered(share_of_a_core() / fair, world))
     if least < _BUSY and here.rank == 0:
@@ -201,7 +201,7 @@ def _warn_if_busy(here: _Here, everyone: Sequence[_Here], world: int) -> None:
 def _join(world: int) -> _Here:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    workers = 0  # of a node, where they are processes of its CPU
+    workers = 0  # of a node whose ranks run on its CPU
     if device == "cpu":
         keep_freed_memory()
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -212,13 +212,13 @@ def _join(world: int) -> _Here:
     if world > 1:
         dist.init_process_group("nccl" if device != "cpu" else "gloo", timeout=_WAIT)
     (group,) = detect(workers).table["group"]
-    # Two nodes may have one name, as containers often do: launchers number them.
+    # Nodes may share a name, as containers often do, so launchers number them.
     host = f"{os.environ.get('GROUP_RANK', '')} {socket.gethostname()}"
     return _Here(dist.get_rank() if world > 1 else 0, device, host, group)
 
 
 def _gathered(mine: T, world: int) -> list[T]:
-    """Return what every process has, by rank."""
+    """Return every rank's value, in the order of ranks."""
     if world == 1:
         return [mine]
     everyone: list[Any] = [None] * world
@@ -227,7 +227,7 @@ def _gathered(mine: T, world: int) -> list[T]:
 
 
 def _said(what: list[Any] | None, world: int) -> list[Any]:
-    """What the first process says to all."""
+    """Broadcast a value from the first rank."""
     said = what or [None]
     if world > 1:
         dist.broadcast_object_list(said)
@@ -235,9 +235,9 @@ def _said(what: list[Any] | None, world: int) -> list[Any]:
 
 
 def _measured(name: str, run: Callable[[], Any], kinds: Sequence[str], state: State | None, world: int) -> None:
-    """One measurement on all devices at once, again where it was noise and there is time.
+    """Run one measurement on all devices at once, and again if it is noisy and there is time.
 
-    The first process keeps the first try that was calm, else the first, with a note of what is uncertain about it.
+    The first rank keeps the first quiet try, else the first one with a note on what is uncertain about it.
     """
     limit, best = time.monotonic() + _BUDGET, None
     for _ in range(_TRIES):
@@ -258,7 +258,7 @@ def _measured(name: str, run: Callable[[], Any], kinds: Sequence[str], state: St
 
 
 def _until(samples: Iterable[Sample], limit: float, world: int) -> tuple[list[Sample], bool]:
-    """Take samples until the time is over by the first process's clock; whether those were all."""
+    """Take samples until the first rank's clock reaches the limit; return them, and True if they are complete."""
     found: list[Sample] = []
     for sample in samples:
         found.append(sample)
@@ -268,7 +268,7 @@ def _until(samples: Iterable[Sample], limit: float, world: int) -> tuple[list[Sa
 
 
 def _combined(every: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """The median over devices of one kind."""
+    """Return the median sample over devices of one kind."""
     found = []
     for same in zip(*every, strict=True):
         seconds = statistics.median(sample.timing.seconds for sample in same)

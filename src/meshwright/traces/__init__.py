@@ -1,1 +1,1 @@
-"""What happened? Traces of profilers, and a live watch inside a program."""
+"""Analysis of profiler traces: from one rank's kernels to a whole job's critical path."""

@@ -1,11 +1,11 @@
-"""What is known of a job after its traces were read: the facts of every rank and what follows from all of them."""
+"""Result of an analysis: the facts of every rank, and what follows from all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # nothing of these is needed to hold what others made: starting stays fast
+if TYPE_CHECKING:  # only for types: starting stays fast
     from meshwright.traces.gather_ranks import Broken
     from meshwright.traces.job.across import Across
     from meshwright.traces.job.critical_path import CriticalPath
@@ -20,20 +20,20 @@ if TYPE_CHECKING:  # nothing of these is needed to hold what others made: starti
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Facts of a job; `meshwright.analyze` makes it. Times are nanoseconds."""
+    """Facts of a job, as `meshwright.analyze` returns them. Times are nanoseconds."""
 
-    ranks: tuple[RankFacts, ...]  # in order
-    broken: tuple[Broken, ...]  # files that gave nothing
+    ranks: tuple[RankFacts, ...]  # in order of rank
+    broken: tuple[Broken, ...]  # unreadable files
     notes: tuple[Note, ...]  # what was left out or assumed, beside the notes of each rank
     across: Across  # the ranks side by side
     stragglers: Stragglers
-    promised: Against | None  # what the plan that was run had promised, if it is known
+    promised: Against | None  # comparison with the plan that was run, if it is known
     paths: tuple[CriticalPath, ...]  # the critical path of each step across ranks
     snapshots: tuple[tuple[str, tuple[Snapshot, ...]], ...]  # of memory: file, and its devices
     records: tuple[RecordedJob, ...]  # jobs recorded as operations instead of traces
 
     def against(self, before: Analysis) -> Difference:
-        """What changed since another run."""
+        """Return the changes since another run."""
         from meshwright.traces.job.difference import difference
 
         return difference(before.ranks, self.ranks)

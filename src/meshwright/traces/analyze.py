@@ -1,4 +1,4 @@
-"""Traces of a job to an analysis."""
+"""Analyse the traces of a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def analyze(
     cache: bool = True,
     tell: Tell = lambda done, of: None,
 ) -> Analysis:
-    """What the traces of a job say: folders or files; by `workers` processes, or on the cluster of Ray at an address."""
+    """Analyse the traces in folders or files, with `workers` processes or on the Ray cluster at an address."""
     if workers is not None and workers < 1:
         raise InputError(f"is {workers}", field="workers", valid="a number of processes, 1 or more")
     given = sources(paths)
@@ -61,7 +61,7 @@ def analyze(
     )
 
 
-# What few ask for is imported where it is asked for: a question about one trace takes less than a second.
+# Rarely used modules are imported on demand: a question about one trace takes less than a second.
 
 
 def _snapshot(path: Path) -> tuple[str, tuple[Snapshot, ...]]:
@@ -83,7 +83,7 @@ def _promised(ranks: tuple[RankFacts, ...], plan: Plan, side_by_side: Across) ->
 
 
 def _each(files: Sequence[Path], read: Callable[[Path], T]) -> tuple[tuple[T, ...], list[Broken]]:
-    """What was read, and what could not be."""
+    """Read every file; return the results, and the files that could not be read."""
     found, broken = [], []
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Which numbers there are."""
+"""Distinct numbers of an array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Whole = TypeVar("Whole", np.int32, np.int64)
 
 
 def distinct(values: NDArray[Whole]) -> NDArray[Whole]:
-    """Each number once, in order. (np.unique loads masked arrays, to ask whether these are some: 8 ms.)
+    """Return each number once, in order.
+
+    np.unique would import masked arrays to check for them, which takes 8 ms.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]

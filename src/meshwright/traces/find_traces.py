@@ -1,4 +1,4 @@
-"""Which files of a folder are traces, and which of several files speaks for a rank."""
+"""Find the traces in a folder, and choose one of several files of a rank."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Sources:
-    """What there is to read, each in the order of its numbers."""
+    """Files to read, in the order of their numbers."""
 
     traces: tuple[Path, ...]
     snapshots: tuple[Path, ...]  # of the allocator's memory (torch.cuda.memory._dump_snapshot)
-    records: tuple[Path, ...]  # of operations of a whole job, as StragglerAnalysis publishes them
+    records: tuple[Path, ...]  # operations of a whole job, as StragglerAnalysis publishes them
 
 
 def sources(places: Place | Sequence[Place]) -> Sources:
-    """What lies in folders (and folders in them), and files as they are named."""
+    """Return the files in folders (recursively), and files that are named directly."""
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     if not given:
         raise InputError("nothing to analyze", field="paths", valid=VALID)
@@ -46,7 +46,7 @@ def sources(places: Place | Sequence[Place]) -> Sources:
 
 
 def _within(folder: Path) -> list[Path]:
-    """Traces and snapshots by their endings; Parquet only where it holds records, never our own cache."""
+    """Return traces and snapshots by their endings; Parquet only if it holds records, never our own cache."""
     every = [
         path for path in folder.rglob("*") if ".meshwright" not in str(path.relative_to(folder)) and path.is_file()
     ]
@@ -58,7 +58,7 @@ def _within(folder: Path) -> list[Path]:
 
 
 def in_order(path: Path) -> list[tuple[int, int, str]]:
-    """As people count: rank2 before rank10.
+    """Return a sort key in human order: rank2 before rank10.
 
     >>> sorted([Path("rank10.json"), Path("rank2.json")], key=in_order)[0].name
     'rank2.json'
@@ -68,7 +68,7 @@ def in_order(path: Path) -> list[tuple[int, int, str]]:
 
 
 def one_per_rank(found: Iterable[RankFacts]) -> tuple[tuple[RankFacts, ...], tuple[Note, ...]]:
-    """Ranks in order, one file each: of several the one that was recorded last. What no file tells is counted through."""
+    """Return one file per rank, in order: of several the latest. Files without a rank are numbered through."""
     notes: list[Note] = []
     by_rank: dict[int, RankFacts] = {}
     nameless: list[RankFacts] = []

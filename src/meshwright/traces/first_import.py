@@ -1,4 +1,4 @@
-"""Settings that a library reads from the environment when it is loaded, and never again."""
+"""Set environment variables that a library reads only when it is first imported."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_import(module: str, variable: str, value: str) -> Iterator[bool]:
-    """What is imported inside finds the variable; yields whether it was set for it.
+    """Set a variable while a module is imported in the block; yield True if it was set.
 
-    It is not where the module is loaded already, or the variable is the user's own. The environment is as before afterwards.
+    It is not set if the module is already imported, or if the user has set the variable. The environment is restored
+    afterwards.
 
     >>> with first_import("some_module", "SOME_VARIABLE", "1") as is_set:
     ...     is_set, os.environ["SOME_VARIABLE"]

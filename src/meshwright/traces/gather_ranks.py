@@ -1,4 +1,4 @@
-"""Facts of many files: in this process, by several processes of this machine, or by the nodes of a cluster of Ray."""
+"""Gather the facts of many files: in this process, with several processes, or on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from meshwright.traces.reading.cache.cache import keep, kept, stamp_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-Tell = Callable[[int, int], None]  # files done, of how many
-FEW = 20_000_000  # bytes of files that are sooner read than processes started
+Tell = Callable[[int, int], None]  # files done, and files in all
+FEW = 20_000_000  # bytes of files below which starting processes takes longer than reading
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that gave nothing."""
+    """Unreadable file."""
 
     path: str
     why: str
 
 
 def facts_of(path: str, cache: bool = True) -> RankFacts | Broken:
-    """What one file says; never an exception for what is wrong with a file: a thousand others wait."""
+    """Return the facts of one file. Errors in a file are returned, not raised: a thousand others wait."""
     try:
         return _digested(path, cache)
     except InputError as error:
@@ -47,7 +47,7 @@ def _digested(path: str, cache: bool) -> RankFacts:
         return digest(found)
     source = stamp_of(path)
     trace = read_trace(path)
-    facts = digest(trace)  # before it is kept: the library of Parquet takes as much memory as this does
+    facts = digest(trace)  # before the cache is written: the Parquet library takes as much memory as this does
     return replace(facts, notes=(*facts.notes, *keep(trace, source))) if cache else facts
 
 
@@ -55,7 +55,10 @@ def gather(
     files: Sequence[Path], *, workers: int | None = None, ray: str | None = None, cache: bool = True,
     tell: Tell = lambda done, of: None,
 ) -> tuple[list[RankFacts], list[Broken]]:  # fmt: skip
-    """Facts of all files, in their order, and those that gave none. `ray` is the address of a cluster ("auto": this one)."""
+    """Return the facts of all files, in their order, and the unreadable files.
+
+    `ray` is the address of a cluster ("auto": the local one).
+    """
     sizes = {str(file): _size(file) for file in files}
     workers = max(min(workers or os.cpu_count() or 1, len(files)), 1)
     if not files:
@@ -85,12 +88,15 @@ def _size(file: Path) -> int:
 
 
 def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:
-    """The largest first, so that none is left alone at the end. If a process dies, files go one by one to find the cause."""
+    """Read with processes, the largest files first, so that none is left alone at the end.
+
+    If a process dies, files are read one by one to find the cause.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
-    # A server that has all modules: each worker is then a copy of it, in a hundredth of a second.
+    # A fork server that has all modules: each worker starts as a copy within 10 ms.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["meshwright.traces.calm_numpy", __name__])
     left = dict.fromkeys(sorted(sizes, key=lambda path: -sizes[path]))
@@ -107,7 +113,7 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
                     del left[running[done]]
                     yield running[done], facts
         except BrokenProcessPool:
-            for done, path in running.items():  # what was read before it happened
+            for done, path in running.items():  # files that were read before the failure
                 if path in left and not done.exception():
                     del left[path]
                     yield path, done.result()
@@ -119,7 +125,7 @@ def _by_processes(sizes: dict[str, int], workers: int, cache: bool) -> Iterator[
 
 
 def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[str, RankFacts | Broken]]:
-    """A task per file, on any node that has a core free; nodes find files by the same path."""
+    """Read with one Ray task per file, on any node with a free core; nodes find files by the same path."""
     from meshwright.launchers.ray.driver import connected
 
     try:
@@ -147,5 +153,5 @@ def _by_ray(sizes: dict[str, int], address: str, cache: bool) -> Iterator[tuple[
 
 
 def _at(facts: RankFacts | Broken, path: str) -> RankFacts | Broken:
-    """Under the path that the user gave."""
+    """Return facts under the path that the user gave."""
     return replace(facts, path=path)

@@ -1,1 +1,1 @@
-"""A live watch: which calls run and what they change, one stream of events per rank."""
+"""Live watching of a program: which calls run and what they change, as one stream of events per rank."""

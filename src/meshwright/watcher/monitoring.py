@@ -1,7 +1,7 @@
-"""Python 3.12 and later: `sys.monitoring`, switched on for the watched code objects only.
+"""Watching on Python 3.12 and later: `sys.monitoring`, switched on for watched code objects only.
 
-An exception that leaves a function is an event that cannot be switched on for one code object alone, so a look into a
-table is paid for every Python frame that any exception leaves.
+Exceptions that leave a function cannot be monitored for one code object alone. So each Python frame that an exception
+leaves costs a table lookup.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.watcher.hooks.hooks import Hooks
 
 Make = Callable[[CodeType], Hooks]
-FRAMES_UP = 2  # a hook is called by a callback, which stands on the watched frame
+FRAMES_UP = 2  # a callback calls the hook, and the watched frame calls the callback
 
 
 class Monitored:
@@ -25,7 +25,7 @@ class Monitored:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
 
     def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
-        """Codes are enough here: every function that has one is watched, whenever it was made."""
+        """Watch codes; every function that has one of them is watched, whenever it was created."""
         self._start()
         events = self._api.events
         for code in codes:
@@ -37,7 +37,7 @@ class Monitored:
             self._api.set_local_events(self._tool, code, wanted | (events.INSTRUCTION if hooks.point else 0))
 
     def run(self, code: CodeType, codes: Iterable[CodeType], namespace: dict[str, object]) -> None:
-        """Execute a module's code whose functions do not exist yet."""
+        """Execute a module's code, whose functions do not exist yet."""
         self.install((), codes)
         exec(code, namespace)
 
@@ -84,7 +84,7 @@ class Monitored:
             hooks = hooks_of(id(code))
             where = hooks.points.get(at) if hooks else None
             if hooks is None or hooks.point is None or where is None:
-                return off  # never again for this one
+                return off  # never again for this code
             hooks.point(where)
             return None
 

@@ -27,7 +27,7 @@ else:
 
 
 class Watch:
-    """Follows the targets' calls and what they change, until it is stopped: `with meshwright.watch(...)`.
+    """Watch that follows the targets' calls and changes until it is stopped: `with meshwright.watch(...)`.
 
     >>> import json, os, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -45,7 +45,7 @@ class Watch:
         _parent: int | None = None,
     ) -> None:  # fmt: skip
         self._asked = {"attributes": attributes, "locals": locals, "globals": globals, "wrapper": wrapper}
-        self._parent = _parent  # the rank of a parent that is watched, in a process that it started
+        self._parent = _parent  # the rank of a watched parent, in a child process
         many = targets if isinstance(targets, list | tuple | set | frozenset) else [targets]
         self._targets = [aims.target_of(one) for one in many]
         self._names = (
@@ -59,16 +59,16 @@ class Watch:
         self._backend: Monitored | None = None
 
     def start(self) -> Watch:
-        """Watch from now on. The same as entering the `with`."""
+        """Start watching, as on entering the `with` block."""
         if self._backend is not None:
             raise InputError("has been started already", field="watch")
-        found = [aims.resolve(one) for one in self._targets]  # mistakes are the same on every rank
+        found = [aims.resolve(one) for one in self._targets]  # errors are the same on every rank
         if self.wanted():
             self._install(found)
         return self
 
     def add(self, more: dict[aims.Target, aims.Found]) -> None:
-        """Watch something more, which was found as these targets."""
+        """Watch additional code, which was found as these targets."""
         self._targets += [target for target in more if target not in self._targets]  # a module may be imported again
         self._install(list(more.values()))
 
@@ -78,12 +78,12 @@ class Watch:
         self.backend().install(functions, codes, any(each.others for each in found))
 
     def wanted(self) -> bool:
-        """Whether this process is among the ranks that were asked for, or may turn out to be."""
+        """Return True if this process is among the requested ranks, or may turn out to be."""
         here = rank_of_process()
         return self._ranks is None or here is None or here in self._ranks
 
     def backend(self) -> Monitored:
-        """What puts hooks into code; made with the stream when it is first needed."""
+        """Return the backend that hooks code; created with the stream when it is first needed."""
         if self._backend is None:
             self._stream = Stream(self._output, self._ranks, self._parent)
             self._recorder = Recorder(self._stream)
@@ -104,7 +104,7 @@ class Watch:
         return {**self._asked, "targets": named, "ranks": self._ranks, "output": output, "_parent": parent}
 
     def stop(self) -> None:
-        """Put everything back and write what is left."""
+        """Restore everything and write the remaining events."""
         if self._backend is not None and self._recorder is not None and self._stream is not None:
             self._recorder.on = False
             spawned.drop(id(self))

@@ -1,6 +1,6 @@
-"""Processes that multiprocessing starts anew ('spawn', 'forkserver') are watched as their parent is.
+"""Watch processes that multiprocessing starts anew ('spawn', 'forkserver') like their parent.
 
-Such a child first reads what its parent prepared for it. While a watch is on, that carries the watch along.
+Such a child first reads data that its parent prepared for it. While a watch is on, these data carry the watch along.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from multiprocessing import spawn
 from typing import Any
 
 _original = spawn.get_preparation_data
-_carried: dict[int, Callable[[], dict[str, Any]]] = {}  # options of every watch that is on
+_carried: dict[int, Callable[[], dict[str, Any]]] = {}  # options of every active watch
 
 
 def carry(key: int, options: Callable[[], dict[str, Any]]) -> None:
@@ -27,7 +27,7 @@ def drop(key: int) -> None:
 
 
 class _Prepared(dict[str, Any]):
-    """Read by the child, it becomes the plain dict again, and the child's watches begin."""
+    """Prepared data that, read by the child, become the plain dict again and start the child's watches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpack, (dict(self), [_picklable(options()) for options in _carried.values()])
@@ -40,7 +40,7 @@ def _prepared(name: str) -> dict[str, Any]:
 def _picklable(options: dict[str, Any]) -> dict[str, Any]:
     try:
         pickle.dumps(options["wrapper"])
-    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class of the moment, as pickle says it
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class that pickle cannot import
         warnings.warn(f"processes that are spawned are watched without the wrapper: {error}", stacklevel=2)
         return options | {"wrapper": None}
     return options
@@ -51,7 +51,7 @@ def _unpack(found: dict[str, Any], watches: list[dict[str, Any]]) -> dict[str, A
 
     def prepare_and_watch(data: Mapping[str, Any]) -> None:
         spawn.prepare = prepare
-        prepare(data)  # imports the parent's main module; targets in it are there now
+        prepare(data)  # imports the parent's main module, whose targets exist from now on
         from meshwright.watcher.session import Watch
 
         for options in watches:

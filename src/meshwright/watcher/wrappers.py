@@ -1,11 +1,13 @@
-"""Words beside events. A wrapper is any class with some of three methods; each returns a text, "" for nothing:
+"""Wrappers, which add texts to events.
+
+A wrapper is any class with some of three methods; each returns a text, "" for nothing:
 
     class Shapes:
         def call(self, name, frame): return str(frame.f_locals["x"].shape)
         def returned(self, name, value): return str(value.shape)
         def changed(self, old, new): return ""
 
-`old` is the value itself where it is a number or text, else a text of what it was: keeping it would keep its memory.
+`old` is the value itself if it is a number or text, else a text of it: keeping the object would keep its memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from meshwright.watcher.values.describe import describe, is_tensor, tensor_text
 
 
 class Plain:
-    """Arguments and what is returned."""
+    """Wrapper that shows arguments and returned values."""
 
     def call(self, name: str, frame: FrameType) -> str:
         show = self.show
@@ -40,9 +42,10 @@ class Plain:
 
 
 class Tensor(Plain):
-    """Tensors with shape, type, device, placement, and the least, greatest and norm of their numbers.
+    """Wrapper that shows tensors: shape, type, device, placement, and the least, greatest and norm of their numbers.
 
-    The numbers are computed on the tensor's device and waited for: this is slow on accelerators, and only done if asked.
+    The numbers are computed on the tensor's device and waited for. This is slow on accelerators, and only done on
+    request.
     """
 
     def show(self, value: object) -> str:
@@ -55,7 +58,7 @@ class Tensor(Plain):
 
 
 class Memory:
-    """Memory before a call and what it has added: of the device where one is in use, else of the process."""
+    """Wrapper that shows memory before a call and what it added: of the device if one is in use, else of the process."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -80,14 +83,14 @@ WRAPPERS: dict[str, type[Any]] = {"plain": Plain, "tensor": Tensor, "memory": Me
 
 
 class Said:
-    """A wrapper as the hooks call it: a method may be missing, and its mistakes do not reach the program."""
+    """Wrapper as the hooks call it: methods may be missing, and its errors do not reach the program."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
-        self.plain = type(wrapper) is Plain  # then C may say the same
-        self.call = self._safe("call")  # of a name and a frame
-        self.returned = self._safe("returned")  # of a name and a value
-        self.changed = self._safe("changed")  # of two values
+        self.plain = type(wrapper) is Plain  # then C may produce the same text
+        self.call = self._safe("call")  # (name, frame)
+        self.returned = self._safe("returned")  # (name, value)
+        self.changed = self._safe("changed")  # (old value, new value)
 
     def __bool__(self) -> bool:
         return self._wrapper is not None
@@ -107,7 +110,7 @@ class Said:
 
 
 def wrapper_named(asked: Any) -> Said:
-    """None, a name, 'module:Class', a class or an object with the methods."""
+    """Return the wrapper for None, a name, 'module:Class', a class or an object with the methods."""
     if isinstance(asked, str):
         module, _, name = asked.partition(":")
         if not name and asked not in WRAPPERS:
@@ -147,7 +150,7 @@ def argument_names(code: CodeType) -> tuple[str, ...]:
 
 
 def numbers(value: Any) -> str:
-    """Least, greatest and norm; "" where there are none to look at."""
+    """Return least, greatest and norm; "" if there are no numbers to look at."""
     torch = sys.modules["torch"]
     local = value.to_local() if hasattr(value, "to_local") else value
     if (
@@ -164,7 +167,7 @@ def numbers(value: Any) -> str:
 
 
 def held() -> int:
-    """Bytes that are allocated on the device in use, else that the process has in memory."""
+    """Return bytes allocated on the device in use, else resident bytes of the process."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_available() and cuda.is_initialized():
@@ -172,7 +175,7 @@ def held() -> int:
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux: the most it ever had
+    except OSError:  # not Linux: the peak so far
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

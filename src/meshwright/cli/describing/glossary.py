@@ -22,17 +22,17 @@ Examples:
 
 @dataclass(frozen=True)
 class Term:
-    """A word of plans, messages and documentation."""
+    """Term of plans, messages and documentation."""
 
     name: str
-    also: str  # other names, with commas
+    also: str  # other names, separated by commas
     text: str
-    file: str  # of the source: the one to read first
-    about: str  # the part of the glossary
+    file: str  # of the source: the file to read first
+    about: str  # section of the glossary
 
     @property
     def names(self) -> list[str]:
-        """Every name that finds it, in the form that is compared."""
+        """Every name of the term, in the form that is compared."""
         return [_plain(name) for name in (self.name, *self.also.split(",")) if name.strip()]
 
 

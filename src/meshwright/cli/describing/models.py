@@ -57,7 +57,7 @@ def _list(json_: bool) -> None:
     out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("name", no_wrap=True)
-    table.add_column("model", no_wrap=True, max_width=max(out.width - 76, 6))  # titles give way, numbers do not
+    table.add_column("model", no_wrap=True, max_width=max(out.width - 76, 6))  # titles are shortened, numbers are not
     table.add_column("family", no_wrap=True)
     for heading in ("parameters", "active", "blocks", "tokens"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -132,7 +132,7 @@ def _show(model: Model, cut: Slice) -> None:
 
 
 def _alike(model: Model) -> list[tuple[str, Layer, int]]:
-    """Layers of the same make in one row, in order of first appearance."""
+    """Return (name, layer, count): equal layers in one row, in order of first appearance."""
     rows: dict[object, list[Layer]] = {}
     for layer in model.layers:
         rows.setdefault(layer.signature, []).append(layer)

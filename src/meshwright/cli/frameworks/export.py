@@ -74,7 +74,7 @@ def command(plan: str | None, name: str, output: str | None, json_: bool, **opti
 
 
 def _notes(job: Job, found: Format, exported: Exported, priced: Price) -> None:
-    """What the files leave to a user, and what they could not say: beside the file, not in it."""
+    """Print what the files leave to a user, and what they cannot express; it is not part of the files."""
     for line in exported.to_fill:
         click.echo(f"to fill in: {line}", err=True)
     for line in exported.missing:

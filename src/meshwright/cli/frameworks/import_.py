@@ -97,7 +97,7 @@ def _notes(imported: Imported, priced: Estimate, name: str) -> None:
 
 
 def _predicted(priced: Estimate) -> dict[str, Any]:
-    """As the plan keeps it; with the runtime, so that whoever reads the plan prices it as it runs."""
+    """Return the prediction as the plan stores it, with the runtime, so that readers price the plan as it runs."""
     return {
         "runtime": priced.runtime.name,
         "step_time_s": priced.step_seconds,
@@ -108,7 +108,7 @@ def _predicted(priced: Estimate) -> dict[str, Any]:
 
 
 def _near(argument: str, name: str) -> str:
-    """The argument that was meant, where it looks much like one that is read."""
+    """Return the known argument that is most similar to an unknown one."""
     known = format_named(name).words
     near = closest_names(argument.lstrip("-"), known, limit=1)
     return f"{argument[: len(argument) - len(argument.lstrip('-'))]}{near[0]}" if near else ""

@@ -1,4 +1,4 @@
-"""Verbs that read what happened: traces and watched programs.
+"""Verbs that read traces and watched programs.
 
 - `analyze`: meshwright analyze
 - `watch`: meshwright watch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshwright.traces.job.difference import Difference
 
 QUIET = 1.0  # seconds before a bar appears
-MOST_ROWS = 1_000  # of a query's answer as text
+MOST_ROWS = 1_000  # rows of a query printed as text
 EPILOG = """
 \b
 Examples:
@@ -116,7 +116,7 @@ def _changed(change: Difference, json_: bool) -> None:
 
 
 def _window(found: Analysis, path: str, cache: bool) -> str:
-    """What the window shows."""
+    """Return the contents of the window."""
     from meshwright.traces.page.html import read_ranks
     from meshwright.traces.page.perfetto import merged
     from meshwright.traces.page.window import ahead, interesting
@@ -131,7 +131,7 @@ def _window(found: Analysis, path: str, cache: bool) -> str:
 
 
 def _answer(found: Analysis, query: str, json_: bool) -> None:
-    """A query's rows: a table for people, a list of objects for programs."""
+    """Print a query's rows: a table for people, a list of objects for programs."""
     from rich.table import Table
 
     from meshwright.traces.page.plain import plain
@@ -154,7 +154,7 @@ def _answer(found: Analysis, query: str, json_: bool) -> None:
 
 @contextmanager
 def bar(what: str) -> Iterator[Tell]:
-    """A bar on a terminal, once the work takes long."""
+    """Yield a progress function, which draws a bar on a terminal once the work takes long."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -5,7 +5,7 @@
 - `estimate`: meshwright estimate MODEL CLUSTER --plan PLAN
 - `explain`: meshwright explain PLAN
 - `plan`: meshwright plan MODEL CLUSTER
-- `search_options`: what the verbs that search share
+- `search_options`: shared parts of the verbs that search
 - `show`: meshwright show PLAN
 - `sweep`: meshwright sweep MODEL CLUSTER
 """

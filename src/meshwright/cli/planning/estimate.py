@@ -89,7 +89,7 @@ def command(
 
 
 def _read(what: str, cluster: str | None, short: str | None, options: dict[str, Any]) -> tuple[Plan, Job]:
-    """The plan and its job, from a file that names both or from a model, a cluster and a short plan."""
+    """Load the plan and its job, from a file that names both or from a model, a cluster and a short plan."""
     if cluster is None:
         known = "=" not in what and not os.path.exists(what) and what in presets()
         if short is not None or known:

@@ -20,7 +20,7 @@ from meshwright.cli.common import (
 if TYPE_CHECKING:
     from meshwright.search.explanation.explain import Explanation
 
-_VISIBLE = 0.0005  # of the step: less rounds to nothing
+_VISIBLE = 0.0005  # share of the step; less is rounded to zero
 EPILOG = """
 \b
 Examples:

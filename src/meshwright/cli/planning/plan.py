@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshwright.search.explanation.runners_up import RunnerUp
     from meshwright.search.planner import Answer
 
-_SPARE = 0.05  # of a device's memory: less is worth a note
+_SPARE = 0.05  # share of a device's memory; less gets a note
 EPILOG = f"""
 \b
 Examples:
@@ -85,12 +85,12 @@ def command(
             job, name, fix=limits.fixed, forbid=limits.forbidden, time_limit=time_limit, progress=watch, solver=solver,
             headroom=headroom,
         )  # fmt: skip
-    fits(list(answer.estimate.memory))  # a plan that is printed is one that runs
+    fits(list(answer.estimate.memory))  # a printed plan must be able to run
     reason = watch.reason
     said = not json_ if why is None else why
     document = answer.plan
     if output:
-        document.save(output)  # before it is explained: nothing that was found is lost
+        document.save(output)  # before it is explained: no result may be lost
     notes = [*notes_on(document, job), *_tight(answer)]
     line = proof(document.search or {}, reason)
     if not json_:
@@ -119,7 +119,7 @@ def command(
 
 
 def _writable(output: str | None, html: str | None) -> None:
-    """A search may take long: what it cannot be written to is said before."""
+    """Raise if an output cannot be written, before a search that may take long."""
     if output and html and os.path.realpath(output) == os.path.realpath(html):
         raise InputError("is the file of --output too", field="--html")
     for option, path in (("--output", output), ("--html", html)):
@@ -128,7 +128,7 @@ def _writable(output: str | None, html: str | None) -> None:
 
 
 def _tight(answer: Answer) -> list[str]:
-    """Memory is predicted, not measured: say so where little of it is left."""
+    """Return notes where little memory is left: memory is predicted, not measured."""
     from meshwright.cost.estimate import MEMORY_MARGIN
 
     used = max(row.total / row.capacity for row in answer.estimate.memory)
@@ -141,7 +141,7 @@ def _tight(answer: Answer) -> list[str]:
 
 
 def _explained(answer: Answer, top: int) -> tuple[Explanation | None, tuple[RunnerUp, ...]]:
-    """What limits it, and what comes after it; an interrupt leaves this out, not the plan."""
+    """Return what limits the plan, and the runners-up; an interrupt drops these, not the plan."""
     from meshwright.search.explanation.explain import explain, runners_up
 
     found = answer.estimate

@@ -1,4 +1,4 @@
-"""What the verbs that search share: their limits as options, a bar while it takes long, and the line of proof."""
+"""Shared parts of the verbs that search: limits as options, a progress bar, and the line about the proof."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 F = TypeVar("F", bound=Callable[..., Any])
-_BEYOND = 0.0005  # faster than the proven optimum: less is not worth words
+_BEYOND = 0.0005  # faster than the proven optimum; less is not mentioned
 _QUIET = 2.0  # seconds before a bar appears
 
 
 def search_options(verb: F) -> F:
-    """What the search may choose from, and for how long it may choose."""
+    """Add the options that limit the choices and the time of a search."""
     options = (
         click.option(
             "--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds; the best so far then."
@@ -51,7 +51,7 @@ def search_options(verb: F) -> F:
 
 
 def limits_from(fix: tuple[str, ...], forbid: tuple[str, ...], target_: str | None, headroom: float) -> Limits:
-    """The limits of the options; a mistake is at its option."""
+    """Return the limits of the options; an error is reported at its option."""
     return replace(_named(fix, forbid, target_), headroom=headroom)
 
 
@@ -84,12 +84,12 @@ def _at(option: str, error: InputError) -> InputError:
 
 
 def forbiddable() -> str:
-    """Every name --forbid takes, with what it means, for --help."""
+    """Return every name that --forbid takes, with its meaning, for --help."""
     return "\n".join(f"  {name:12}{meaning}" for name, meaning in FORBIDDABLE.items())
 
 
 def proof(facts: dict[str, Any], reason: str) -> str:
-    """How good a found plan is, in one line."""
+    """Return one line on how good a found plan is."""
     looked = f"{facts['explored']:,} candidates in {facts['seconds']:.2f} s"
     beyond = facts.get("space_bound", facts["bound"]) / facts["bound"] - 1 if facts["bound"] else 0.0
     if facts["optimal"] and beyond > _BEYOND:
@@ -101,7 +101,7 @@ def proof(facts: dict[str, Any], reason: str) -> str:
 
 
 class Watch:
-    """Called by a search with its best and its bound; draws a bar on a terminal, and knows who stopped the search."""
+    """Callback of a search, which gets its best plan and bound, draws a bar on a terminal, and records an interrupt."""
 
     def __init__(self, time_limit: float | None = None) -> None:
         self.time_limit, self.interrupted = time_limit, False
@@ -144,7 +144,7 @@ class Watch:
 
     @property
     def reason(self) -> str:
-        """Why a search ended without a proof."""
+        """Reason why a search ended without a proof."""
         if self.interrupted:
             return "interrupted"
         late = self.time_limit is not None and time.monotonic() - self.started >= self.time_limit

@@ -33,7 +33,7 @@ devices included, or dollars with --price. Combinations that do not fit are rows
 Exit codes: 0 at least one combination fits, 1 none fits, 2 bad input.
 """
 _PATIENCE = 10.0  # seconds for each combination
-_WIDE = 110  # characters that every column needs
+_WIDE = 110  # characters needed for every column
 
 
 @click.command("sweep", epilog=EPILOG)
@@ -107,7 +107,7 @@ def _load(model: str, cluster: str) -> tuple[Model, Cluster]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """`256,512` as numbers, each once."""
+    """Parse `256,512` as numbers, each once."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not (word.isascii() and word.isdigit() and int(word[:12]) > 0 and len(word) <= 12):
@@ -129,7 +129,7 @@ def _say(points: list[Point], price: float | None, *, csv_: bool, json_: bool) -
 
 
 def _print(points: list[Point], price: float | None) -> None:
-    """A row for each combination; narrow terminals go without what other columns imply."""
+    """Print a row for each combination; narrow terminals omit columns that others imply."""
     from rich.table import Table
 
     from meshwright.cost.page import plan_text

@@ -5,6 +5,6 @@
 - `measure`: meshwright measure
 - `prepare`: meshwright prepare INPUT... -o FOLDER
 - `train`: meshwright train MODEL
-- `training`: what `train` needs beside its options
+- `training`: job, plan and screen of `train`
 - `training_options`: the options of a run, the same for `train` and for `launch`
 """

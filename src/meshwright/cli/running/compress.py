@@ -13,8 +13,8 @@ from meshwright.base.units import size
 from meshwright.cli.common import as_json, console, load_plan, own_runtime_option, print_json, runtime_named
 from meshwright.errors import InputError
 
-_LATENCY = 0.1  # ms of a message, where nothing else is said
-_NARROW = 120  # characters of a terminal: with fewer, every other bandwidth is shown, and less of layers
+_LATENCY = 0.1  # ms per message, by default
+_NARROW = 120  # characters of a terminal: a narrower one shows every other bandwidth, and fewer columns of layers
 
 
 EPILOG = """

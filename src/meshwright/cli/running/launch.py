@@ -36,7 +36,7 @@ slurm and kubernetes submit with sbatch and kubectl; torchrun only prints its co
 With --output, a job that is preempted, runs out of time or fails goes on from its last checkpoint.
 Exit codes: 0 submitted, trained or printed; 1 not taken, or the run failed; 2 bad input; 3 stopped early.
 """
-# What only some places understand.
+# Options that only some destinations have.
 _OF = {
     "address": ("torchrun", "ray"),
     "account": ("slurm",),
@@ -82,7 +82,7 @@ def command(plan: str, on: str, dry_run: bool, write: str | None, name: str, jso
         raise InputError("prints, and writes nothing", field="--dry-run", valid="without --write")
     where = Where(on, **{option: value for option, value in given.items() if value})  # type: ignore[arg-type]
     if not os.path.isfile(plan):
-        load_plan(plan, {})  # says what is wrong with it, if it is no plan at all
+        load_plan(plan, {})  # reports errors in the plan, if it is none at all
         raise InputError("is no file, and every process reads it", field="PLAN", valid="a plan.json")
     document, _ = load_plan(plan, {})
     request, promised = requested(document, plan, run_of(options), where, name)
@@ -131,7 +131,7 @@ def _submit(request: Request, where: Where, *, json_: bool) -> None:
 
 
 def _make_log_folder(request: Request, where: Where) -> None:
-    """Slurm opens its logs before the job runs."""
+    """Create the log folder: Slurm opens its logs before the job runs."""
     if where.on != "slurm":
         return
     from meshwright.launchers.slurm import log_folder

@@ -81,7 +81,7 @@ def command(
 
 
 def _layers(model: str, cluster: str, options: dict[str, Any], json_: bool) -> None:
-    """Every sort of layer of a model, beside what the cost model expects of it."""
+    """Print every kind of layer of a model: measured, and predicted by the cost model."""
     from dataclasses import asdict
 
     from rich.table import Table

@@ -55,7 +55,7 @@ def command(
         made = prepare(
             inputs, output, tokenizer=tokenizer, field=field, skip_bad=skip_bad, overwrite=overwrite, progress=progress
         )
-    assert made is not None  # None is for those who wait
+    assert made is not None  # only with `wait` can it be None
     if json_:
         print_json(_facts(made, output))
     else:

@@ -57,7 +57,7 @@ def command(model: str | None, plan_: str | None, cluster: str | None, json_: bo
 
 
 def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
-    """Train on this machine, or as one of many processes."""
+    """Train on this machine, or as one of many ranks."""
     from meshwright.cli.running.training import Screen, first, say_plan
     from meshwright.run import train
 
@@ -75,7 +75,7 @@ def start(job: Job, plan: Plan, run: Training, *, json_: bool) -> None:
 
 
 def print_step(event: dict[str, Any]) -> None:
-    """One object per step, and one per evaluation; other events are in the run's folder."""
+    """Print one object per step, and one per evaluation; other events are in the run's folder."""
     from meshwright.base.files import line_of
 
     if event["event"] == "step":

@@ -1,4 +1,4 @@
-"""What `train` needs beside its options: the job and the plan that they mean, and a screen while it runs."""
+"""Job and plan that the options of `train` describe, and its screen."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from meshwright.cost.estimate import Estimate
 
-_BATCH = 8  # samples per step where nobody says: enough for small plans
+_BATCH = 8  # samples per step by default: enough for small plans
 
 
 def first() -> bool:
-    """Whether this process speaks for all: the only one, or the first that a launcher has started."""
+    """Return True if this process prints for all: the only one, or the first that a launcher has started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """A mistake that every process of a launcher finds is said by the first; all end with its exit code."""
+    """Print an error that every rank finds on the first rank only; all end with its exit code."""
     try:
         yield
     except MeshwrightError as error:
@@ -43,7 +43,7 @@ def said_once() -> Iterator[None]:
 
 
 def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given: dict[str, Any]) -> tuple[Job, Plan]:
-    """From a plan with its job; from a model and a short plan; or from a model alone, whose plan is searched."""
+    """Return the job and plan: from a plan with its job, a model and a short plan, or a model whose plan is searched."""
     if plan == "":
         raise InputError("is empty", field="--plan", valid="a plan.json, or degrees such as tp=2,pp=2")
     short = parse_short(plan) if plan and "=" in plan and not os.path.exists(plan) else None
@@ -74,7 +74,7 @@ def job_and_plan(model: str | None, plan: str | None, cluster: str | None, given
 
 
 def _world(short: dict[str, Any] | None) -> int:
-    """Processes that a short plan needs, or that a launcher has started."""
+    """Return the number of ranks that a short plan needs, or that a launcher has started."""
     if short is not None:
         degrees = [short.get(name, 1) for name in ("dp", "tp", "ulysses", "ring", "pp")]
         if all(isinstance(degree, int) and degree > 0 for degree in degrees):
@@ -101,7 +101,7 @@ def _job(model: str, cluster: str, given: dict[str, Any]) -> Job:
 
 
 def say_plan(screen: Console, job: Job, plan: Plan, promised: Estimate) -> None:
-    """What will be trained, how, and what it should take."""
+    """Print the job, the plan and its prediction."""
     pipeline = plan.pipelines[0]
     stages = [f"{len(pipeline.stages)} stages ({pipeline.schedule.name})"] if len(pipeline.stages) > 1 else []
     span = pipeline.stages[0].spans[0]
@@ -122,7 +122,7 @@ def _counted(number: int, one: str, many: str) -> str:
 
 
 def _elsewhere(job: Job) -> list[str]:
-    """A plan for other devices than are here still trains, on what is here: that must not go unnoticed."""
+    """Return a note if the plan was made for other devices: it trains on those that are here."""
     asked = {kind.name for kind in job.cluster.kinds(range(job.cluster.devices))}
     here = Cluster.load("local")
     if asked == {"cpu"} or {kind.name for kind in here.kinds(range(here.devices))} != {"cpu"}:
@@ -130,7 +130,7 @@ def _elsewhere(job: Job) -> list[str]:
     return [f"the plan is for {', '.join(sorted(asked))}; this machine has none: its processors train, and slowly"]
 
 
-_LINES = {  # of events that are not steps
+_LINES = {  # for events that are not steps
     "evaluation": "step {step:>6}  evaluation loss {loss:.4f}",
     "precision": "step {step:>6}  {layer}: {from} -> {to}",
     "resumed": "resumed at step {step} from {checkpoint}",
@@ -141,7 +141,7 @@ _LINES = {  # of events that are not steps
 
 
 class Screen:
-    """A bar on a terminal, lines elsewhere."""
+    """Output of training: a bar on a terminal, lines elsewhere."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -181,7 +181,7 @@ class Screen:
             self._say(_LINES[name].format(**event))
 
     def _say(self, text: str) -> None:
-        """Above the bar, where both are on one terminal."""
+        """Print above the bar if both are on one terminal."""
         if self._bar and sys.stdout.isatty():
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:

@@ -16,7 +16,7 @@ from meshwright.run.options import Training
 
 
 def training_options(verb: F) -> F:
-    """How long, on what, how fast it learns, what it leaves behind."""
+    """Add the options of a run: length, data, learning rate, outputs."""
     for name, kind, meta, default in reversed([*_described()]):
         if not (meta.extra or {}).get("python_only"):
             verb = click.option(*_names(name, kind, meta, default), **_how(kind, meta, default))(verb)
@@ -24,7 +24,7 @@ def training_options(verb: F) -> F:
 
 
 def run_of(options: dict[str, Any]) -> Training:
-    """The run that the options say; a mistake is at the option."""
+    """Return the run that the options describe; an error is reported at its option."""
     try:
         return convert(options, Training)
     except InputError as error:

@@ -1,1 +1,1 @@
-"""One algorithm in each file, found by its name: `encode` and `decode`, whose keywords are its options."""
+"""One algorithm per file, found by its name: `encode` and `decode`, whose keywords are its options."""

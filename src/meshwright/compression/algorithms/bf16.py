@@ -1,4 +1,4 @@
-"""The upper half of single precision; numbers that would be rounded to infinity are sent as the largest."""
+"""The upper half of single precision; numbers that would be rounded to infinity are sent as the largest finite one."""
 
 from meshwright.compression.language import Fields, Node, Sent, half, larger, smaller
 

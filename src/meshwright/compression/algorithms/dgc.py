@@ -1,6 +1,6 @@
-"""Deep gradient compression (Lin et al. 2018): about the largest numbers, by a threshold that a sample gives.
+"""Deep gradient compression (Lin et al. 2018): about the largest numbers, by a threshold estimated from a sample.
 
-The threshold aims a little below the room there is: what finds no room stays in the residual, the last ones first.
+The threshold aims slightly below the room in the message; numbers that find no room stay in the residual.
 """
 
 from meshwright.compression.language import Fields, Node, Sent, choose, magnitude, spread, threshold

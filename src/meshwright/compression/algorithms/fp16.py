@@ -1,4 +1,4 @@
-"""Half precision; numbers beyond its range are sent as its largest, the rest stays in the residual."""
+"""Half precision; numbers beyond its range are sent as its largest, and the rest stays in the residual."""
 
 from meshwright.compression.language import Fields, Node, Sent, half, larger, smaller
 

@@ -1,4 +1,4 @@
-"""Gradient dropping (Aji and Heafield 2017): the smallest magnitudes are dropped, the others sent in half precision."""
+"""Gradient dropping (Aji and Heafield 2017): drop the smallest magnitudes, send the others in half precision."""
 
 from meshwright.compression.language import (
     Fields,

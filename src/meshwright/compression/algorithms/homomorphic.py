@@ -1,4 +1,4 @@
-"""Whole numbers on a scale that all processes share, so small that their sum fits: messages are added, not decoded."""
+"""Integers on a scale shared by all ranks, so small that their sum fits: messages are added without decoding."""
 
 from meshwright.compression import language as la
 from meshwright.errors import InputError

@@ -1,6 +1,6 @@
-"""2 bits for each number, four evenly spaced levels around 0, and one step for each block of them.
+"""2 bits for each number, with four evenly spaced levels around 0, and one step for each block.
 
-Small numbers are sent too large; error feedback makes that good later (what it costs in steps: docs/measurements.md).
+Small numbers are sent too large; error feedback corrects that later (its cost in steps: docs/measurements.md).
 """
 
 from meshwright.compression.language import Fields, Node, Sent, largest, magnitude, pack, where

@@ -1,4 +1,4 @@
-"""4 bits for each number and one scale for each block of them."""
+"""4 bits for each number, and one scale for each block."""
 
 from meshwright.compression.language import Fields, Node, Sent, largest, magnitude, nearest, pack, where
 

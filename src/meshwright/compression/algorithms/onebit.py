@@ -1,4 +1,4 @@
-"""The sign of each number, and the mean of all magnitudes (Seide et al. 2014; Karimireddy et al. 2019)."""
+"""The sign of each number, and the mean magnitude (Seide et al. 2014; Karimireddy et al. 2019)."""
 
 from meshwright.compression.language import Fields, Node, Sent, magnitude, mean, pack, where
 

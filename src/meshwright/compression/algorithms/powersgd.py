@@ -1,4 +1,4 @@
-"""Low rank (Vogels et al. 2019): matrix products and two rounds of messages, which `lowrank.LowRank` has.
+"""Low rank (Vogels et al. 2019): matrix products and two rounds of messages, implemented by `lowrank.LowRank`.
 
 `factors` is the codec of the thin matrices, "" for float32.
 """

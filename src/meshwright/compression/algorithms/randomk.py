@@ -1,4 +1,4 @@
-"""Numbers chosen at random: others in every step, by its seed."""
+"""Randomly chosen numbers: different ones in every step, by its seed."""
 
 from meshwright.compression.language import Fields, Node, Sent, draw, spread
 

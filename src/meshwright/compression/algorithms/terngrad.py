@@ -1,4 +1,4 @@
-"""A few levels from the smallest number to the largest, rounded at random so that the mean is right (Wen et al. 2017)."""
+"""A few levels from the smallest number to the largest, with stochastic rounding (Wen et al. 2017)."""
 
 from meshwright.compression.language import Fields, Node, Sent, floor, largest, pack, smallest, uniform, where
 from meshwright.errors import InputError

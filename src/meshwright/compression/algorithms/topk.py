@@ -1,4 +1,4 @@
-"""The numbers of the largest magnitudes, with their places."""
+"""The numbers of the largest magnitudes, with their indices."""
 
 from meshwright.compression.language import Fields, Node, Sent, choose, magnitude, spread, threshold
 

@@ -1,4 +1,4 @@
-"""Whether to compress, how, in how many parts and over which topology: by simulating the pipeline with what was measured."""
+"""Choice of compression by simulating the step with measured costs: codec, number of pieces and topology."""
 
 from meshwright.compression.auto.choose import Decision, decide
 from meshwright.compression.auto.inputs import Auto, Facts, Link, Unit, Way, usual

@@ -1,7 +1,7 @@
-"""The choice for every gradient: what makes training to the same loss take the least time, by simulation.
+"""Choose a strategy for every gradient by simulation, to minimise the time until the same loss is reached.
 
-With few units and ways every combination is tried. Else the best uniform ways are the start, and one unit after the other
-is changed as long as that helps (which the tests hold against trying everything).
+With few units and strategies every combination is tried. Otherwise the search starts from the best uniform strategies,
+and changes one unit after the other as long as that helps (tests compare this with trying everything).
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from meshwright.compression.auto.inputs import Facts, Unit, Way
 from meshwright.compression.auto.simulation import Strand, Times, simulate
 
 EVERYTHING = 256  # combinations up to which all are tried
-STARTS = 4  # uniform ways from which changes are tried
-WIDE = 6  # ways that are tried for each unit: the best ones, uniformly
+STARTS = 4  # uniform strategies from which changes are tried
+WIDE = 6  # strategies tried for each unit: the best uniform ones
 
-PAYS = 0.1  # part of the time that 16 bits must save: where they hardly pay, gradients stay as they are
-PAYS_LOSSY = 1 / 3  # part that fewer bits must save
-BLIND = 2.0  # times as long as need be the first steps may take
-SIMULATIONS = 1500  # at most, for one decision
+PAYS = 0.1  # share of the time that 16 bits must save; otherwise gradients stay uncompressed
+PAYS_LOSSY = 1 / 3  # share that fewer bits must save
+BLIND = 2.0  # maximum slow-down of the first steps, relative to the fastest strategy
+SIMULATIONS = 1500  # maximum for one decision
 
-Costs = Callable[[Way, tuple[tuple[int, ...], ...]], Sequence[Strand]]  # of adjacent gradients of these shapes
+Costs = Callable[[Way, tuple[tuple[int, ...], ...]], Sequence[Strand]]  # for adjacent gradients of these shapes
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A way for every unit, and what is expected of it."""
+    """A strategy for every unit, with its predicted times."""
 
     ways: tuple[Way, ...]
     times: Times
-    steps: float  # that are needed for the same loss, against exact sums
+    steps: float  # steps to the same loss, relative to exact sums
 
     @property
     def price(self) -> float:
-        """Seconds of training for what an exact step would bring."""
+        """Seconds of training that replace one exact step."""
         return self.times.step * self.steps
 
 
@@ -46,9 +46,12 @@ def decide(
     allowed: Mapping[Unit, Sequence[Way]] | None = None,
     simulations: int = SIMULATIONS,
 ) -> Decision:
-    """The best way for every unit; `allowed` leaves some units fewer ways, `simulations` is how many may be tried.
+    """Return the best strategy for every unit.
 
-    Gradients stay as they are unless 16 bits save a tenth of the time, and keep 16 bits unless fewer save a third.
+    - `allowed` restricts the strategies of some units.
+    - `simulations` is the maximum number of simulations.
+
+    Gradients stay uncompressed unless 16 bits save a tenth of the time, and keep 16 bits unless fewer save a third.
     """
     best = _best(facts, ways, costs, allowed, simulations)
     exact = [way for way in ways if way.exact]
@@ -63,7 +66,7 @@ def decide(
 def single(
     facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
 ) -> Decision:
-    """The best of one way for all units (but those that are not allowed it), under the same rule as `decide`."""
+    """Return the best single strategy for all units (except where it is not allowed), by the rules of `decide`."""
     space = _space(facts, ways, allowed)
     found = [_uniform(facts, way, space, costs) for way in ways]
     best = min((one for one, _ in found), key=lambda one: one.price)
@@ -77,9 +80,11 @@ def single(
 def blind(
     facts: Facts, ways: Sequence[Way], costs: Costs, allowed: Mapping[Unit, Sequence[Way]] | None = None
 ) -> Decision:
-    """One way for all units while nothing is known of computing, beside which a link's time counts less: of the ways that
-    take at most `BLIND` times as long as the fastest, the one that needs the fewest steps. What the first steps lose, an
-    optimizer remembers for many."""
+    """Return one strategy for all units while the computing time is unknown, so that the link's time counts less.
+
+    Of the strategies that take at most `BLIND` times as long as the fastest, it is the one that needs the fewest steps.
+    An optimizer remembers the errors of the first steps for long.
+    """
     space = _space(facts, ways, allowed)
     found = [_uniform(facts, way, space, costs)[0] for way in ways]
     fastest = min(one.times.step for one in found)
@@ -87,7 +92,7 @@ def blind(
 
 
 def worth(plain: Decision, nearly: Decision, best: Decision) -> Decision:
-    """What is kept of exact sums, the best of 16 bits or more, and the best of all."""
+    """Return the decision worth taking out of exact sums, the best with at least 16 bits, and the best of all."""
     safe = nearly if nearly.price < plain.price * (1 - PAYS) else plain
     return best if best.price < safe.price * (1 - PAYS_LOSSY) else safe
 
@@ -116,7 +121,7 @@ def _best(
 
 
 def priced(facts: Facts, chosen: Sequence[Way], costs: Costs) -> Decision:
-    """What is expected of given ways."""
+    """Return the prediction for given strategies."""
     strands: list[list[Strand]] = [[] for _ in facts.ready]
     pairs = zip(facts.units, chosen, strict=True)
     for (bucket, way), same in groupby(pairs, key=lambda pair: (pair[0].bucket, pair[1])):
@@ -125,13 +130,13 @@ def priced(facts: Facts, chosen: Sequence[Way], costs: Costs) -> Decision:
 
 
 def steps_of(facts: Facts, chosen: Sequence[Way]) -> float:
-    """Steps that are needed, against exact sums: of each way as much as it has of the numbers."""
+    """Return the steps needed relative to exact sums: a mean over strategies, weighted by their numbers."""
     numbers = sum(unit.numbers for unit in facts.units) or 1
     return sum(unit.numbers * way.steps for unit, way in zip(facts.units, chosen, strict=True)) / numbers
 
 
 def _space(facts: Facts, ways: Sequence[Way], allowed: Mapping[Unit, Sequence[Way]] | None) -> list[tuple[Way, ...]]:
-    """What may be done with each unit."""
+    """Return the possible strategies of each unit."""
     return [tuple(allowed.get(unit, ways)) if allowed else tuple(ways) for unit in facts.units]
 
 

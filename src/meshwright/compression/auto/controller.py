@@ -1,8 +1,8 @@
-"""Decides while training goes on: what was measured at the start is fitted again to what is seen.
+"""Controller that decides during training, and refits the initial measurements to observations.
 
-At some steps all processes tell each other what they have seen (a vote: the most of each number): when buckets were ready,
-how long steps and encoding took, how long a probe took on the link. The first process then decides and tells the others,
-and the new choice holds from the next step on. A probe is sent when steps take other times than expected, and now and then.
+At some steps all ranks vote, with the maximum of each number: when buckets were ready, how long steps and encoding
+took, and how long a probe took on the link. The first rank then decides and broadcasts, and the new choice holds from
+the next step on. A probe is sent when steps take longer or shorter than predicted, and occasionally otherwise.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from meshwright.compression.sync.topology import Run
 from meshwright.compression.sync.transport.message import Stamp
 from meshwright.compression.sync.transport.wire import Wire
 
-_FIRST = 2  # the step of the first vote: DDP cuts its buckets anew after one
-_OFF = 0.25  # part by which a step may differ from what was expected before the link is looked at
-_PROBING = 0.02  # part of the time that probes may take
-_BETTER = 0.1  # part by which another choice must be better: no two changes for nothing
-_MIXED = 0.05  # part by which a mixture must be better than one way for all: every change of way is a message more
-_TRIED = 200  # simulations of mixtures for one decision, about 0.1 s, for which all wait
-_SOON = 0.05  # seconds: exact sums of a bucket that take no longer are not replaced before computing is known
-_QUICK = 0.15  # seconds: ... and those of all buckets, where it is not even worth being asked for them
+_FIRST = 2  # the step of the first vote: DDP rebuilds its buckets after one step
+_OFF = 0.25  # relative error of a step's prediction above which the link is probed
+_PROBING = 0.02  # share of the time that probes may take
+_BETTER = 0.1  # relative gain required for another choice: no two changes for nothing
+_MIXED = 0.05  # relative gain required for a mixture: every change of strategy is one more message
+_TRIED = 200  # simulations of mixtures per decision, about 0.1 s, for which all ranks wait
+_SOON = 0.05  # seconds: faster exact sums of a bucket are not replaced before computing times are known
+_QUICK = 0.15  # seconds: ... and those of all buckets, for which not even the hook is worth it
 _APART = 2.0  # seconds between votes
 _ENOUGH = 0.5  # seconds of steps that the first decision looks at
-_NOTICED = 2e-3  # seconds of a step that compressing must save: a hook, threads and their lock cost about half of it
-_PATIENCE = 10  # votes during which exact sums stay that were gone back to
-_OUTLOOKS = 1000  # that are remembered
-_LOOKS = 10  # votes between looks at what codecs would lose, where there is a guard
+_NOTICED = 2e-3  # seconds of a step that compression must save: a hook, threads and their lock cost about half of it
+_PATIENCE = 10  # votes during which exact sums stay after a return to them
+_OUTLOOKS = 1000  # maximum number remembered
+_LOOKS = 10  # votes between measurements of codec errors, if a guard is set
 
 
 class Controller:
-    """The decisions of one synchroniser; all processes make it, and ask it, at the same time."""
+    """Controller of one synchroniser; all ranks create and call it at the same time."""
 
     def __init__(self, auto: Auto, wire: Wire, submit: Submit, *, feedback: bool, owned: bool = False) -> None:
-        """`owned`: sums stay with the owners of their parts."""
+        """Measure the link. `owned`: sums stay with the ranks that own their parts (reduce-scatter)."""
         self.auto, self._wire, self._submit = auto, wire, submit
         self.version = 0  # of the choices
         self.history: list[Expectation] = []
@@ -61,39 +61,39 @@ class Controller:
         self._rehearsal = Rehearsal(wire.size, feedback, owned)
         self._errors = Errors(auto, feedback=feedback) if auto.guard is not None else None
         self._ways: dict[Unit, Way] = {}
-        self._pace = 1.0  # of the worker, against rehearsals
+        self._pace = 1.0  # of the worker, relative to microbenchmarks
         self._priced: dict[tuple[Way, Any], list[Strand]] = {}  # at that pace
         self._drag = Drag()
-        self._turned = False  # whether the link was another one at the last look
+        self._turned = False  # True if the link had changed at the last probe
         self._probe = probe_of(self.link) if wire.size > 1 else 0  # bytes
-        self._unprobed = 0.0  # seconds since the last one
-        self._calm = inf  # seconds of a step, the least that were seen since then under the same choices
+        self._unprobed = 0.0  # seconds since the last probe
+        self._calm = inf  # minimum seconds of a step since then, under the same choices
         self._due, self._votes_taken = _FIRST, 0
         self._tally = StepStatistics()
         self._seen = 0.0  # seconds of a step, at the last vote
-        self._exact_extra = inf  # ... besides computing, at the last vote over this link where all sums were exact
-        self._patience = 0  # votes until something else than exact sums is tried again
+        self._exact_extra = inf  # ... beyond computing, at the last vote with exact sums only over this link
+        self._patience = 0  # votes until something other than exact sums is tried again
         self._vote: Tensor | None = None
         self._pending: Future[Any] | None = None
         self._totals: dict[int, Total] = {}
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Rehearse what gradients of these shapes may need, before there are any."""
+        """Benchmark the strategies for gradients of these shapes, before there are any."""
         if self._wire.place == 0:
             for way in self.auto.ways:
                 for shape in sorted(set(shapes)):
                     self._costs(way, (shape,))
 
     def choices(self, place: int, gradients: Gradients, stamp: Stamp) -> list[Choice]:
-        """For every gradient of a bucket."""
+        """Return a choice for every gradient of a bucket."""
         own = [Unit(place, unit.shapes) for unit in units([gradients.shapes])]
-        if any(unit not in self._ways for unit in own):  # nothing is known but the link
+        if any(unit not in self._ways for unit in own):  # only the link is known
             facts = Facts((0.0,), tuple(units([gradients.shapes])), self._wire.size, self.link, self._cores)
             self._ways.update(zip(own, self._decided(facts, own, stamp).ways, strict=True))
         return [self._ways[unit].choice for unit in own for _ in unit.shapes]
 
     def stands_aside(self, buckets: Sequence[Gradients], stamp: Stamp) -> bool:
-        """Whether exact sums are so quick that nothing else is done before computing is known."""
+        """Return True if exact sums are so fast that nothing else is done before computing times are known."""
         every = units([one.shapes for one in buckets])
         plain = next((way for way in self.auto.ways if way.exact), None)
         if plain is None:
@@ -108,44 +108,44 @@ class Controller:
         return True
 
     def settle(self, stamp: Stamp) -> None:
-        """Take what the last vote has found; before the first bucket of a step."""
+        """Apply the result of the last vote; called before the first bucket of a step."""
         if self._tally.now or self._pending is None:
             return
-        self._pending.wait()  # long done, if gradients are used before the next ones are handed over
+        self._pending.wait()  # long done, if gradients are used before the next ones are submitted
         self._pending = None
         if self._vote is not None:
             vote, self._vote = self._vote.tolist(), None
             self._taken(stamp, vote[0], vote[1], vote[2:])
 
     def looking(self, step: int) -> bool:
-        """Whether gradients are looked at in a step: then all sums are exact, so that something is known to compare with."""
+        """Return True if gradients are examined in a step: then all sums are exact, as a reference."""
         due = step == _FIRST - 1 or (step == self._due - 1 and self._votes_taken % _LOOKS == 0)
         return self._errors is not None and due
 
     def look(self, place: int, gradients: Gradients, flat: Tensor) -> None:
-        """At a bucket, before it is handed over."""
+        """Examine a bucket before it is submitted."""
         if self._errors is not None:
             self._errors.look(place, gradients, flat)
 
     def seen(self, place: int, gradients: Gradients, flat: Tensor) -> None:
-        """The mean of a bucket that was looked at."""
+        """Examine the mean of a bucket."""
         if self._errors is not None:
             self._errors.mean(place, gradients, flat)
 
     def handed(self, gradients: Gradients) -> None:
-        """A bucket is handed over."""
+        """Record that a bucket is submitted."""
         self._tally.handed(gradients)
 
     def ended(self, step: int) -> bool:
-        """All buckets of a step are handed over; whether a vote goes with them."""
+        """Record that all buckets of a step are submitted; return True if a vote follows."""
         return self._tally.ended(counts=not self.looking(step)) and step >= self._due
 
     def timed(self, strand: Iterator[Any]) -> Iterator[Any]:
-        """A strand whose work is counted."""
+        """Run a strand and count its work."""
         return self._tally.timed(strand)
 
     def strand(self, stamp: Stamp) -> Iterator[Any]:
-        """A vote."""
+        """Return the strand of a vote."""
         errors = self._errors.told(self._units()) if self._errors else []
         vote = torch.tensor([*self._tally.told(), *errors])
         total = self._totals.setdefault(len(vote), Total(self._wire, len(vote), torch.float32, largest=True))
@@ -153,22 +153,22 @@ class Controller:
         self._vote = vote
 
     def voting(self, future: Future[Any]) -> None:
-        """The vote is done when this is."""
+        """Set the future that ends the vote."""
         self._pending = future
 
     @property
     def rounds(self) -> int:
-        """Transfers of a vote, at most."""
+        """Maximum number of transfers of a vote."""
         return 2
 
     @property
     def now(self) -> list[tuple[Unit, Gradients, Way]]:
-        """What is done with the gradients of the last step, and their bucket."""
+        """Strategies of the gradients in the last step, with their buckets."""
         known = [unit for unit in self._units() if unit in self._ways]
         return [(unit, self._tally.layout[unit.bucket], self._ways[unit]) for unit in known]
 
     def sent(self, unit: Unit, way: Way) -> int:
-        """Bytes that each process sends of a unit."""
+        """Return the bytes that each rank sends for a unit."""
         return sum(leg.sent for strand in self._rehearsal.strands(way.choice, unit.shapes) for leg in strand)
 
     def _units(self) -> tuple[Unit, ...]:
@@ -177,13 +177,13 @@ class Controller:
     def _taken(self, stamp: Stamp, seconds: float, worked: float, rest: Sequence[float]) -> None:
         steps, short = len(self._tally.seconds), not self.history and seconds * len(self._tally.seconds) < _ENOUGH
         if short and self._votes_taken == 0 and self.auto.every is None:
-            self._due = stamp.step + ceil(_ENOUGH / max(seconds, 1e-3))  # the first steps of a run say little
+            self._due = stamp.step + ceil(_ENOUGH / max(seconds, 1e-3))  # first steps are not typical
             self._votes_taken += 1
             return
         every, self._seen, self._patience = self._units(), seconds, max(self._patience - 1, 0)
         before = self.history[-1].facts.units if self.history else ()
-        every = before if every == before else every  # so that they are in memory once
-        turned, self._turned = self._turned, False  # what was decided then was decided by steps over two links
+        every = before if every == before else every  # share one object in memory
+        turned, self._turned = self._turned, False  # that decision was based on steps over two links
         changed = self._learn(seconds, worked, steps) or turned if self.history else True
         if self._errors:
             self._errors.take(every, rest[len(self._tally.layout) :])
@@ -198,15 +198,17 @@ class Controller:
         self._votes_taken += 1
 
     def _loses(self, facts: Facts) -> bool:
-        """Whether exact sums were seen to be no slower than what is done now, over the same link."""
+        """Return True if exact sums were observed to be at least as fast as the current choice, over the same link."""
         now = [self._ways.get(unit) for unit in facts.units]
         if None in now or all(way.exact for way in now if way):
             return False
         return self._seen * steps_of(facts, [way for way in now if way]) > self._exact_extra + facts.ready[-1]
 
     def _learn(self, seconds: float, worked: float, steps: int) -> bool:
-        """From what came of the last decision: how fast the worker is, the link, and all together. Whether anything is
-        so different that it should be decided anew."""
+        """Update the speeds of the worker, of the link and of steps from the last decision's outcome.
+
+        Return True if a change is large enough for a new decision.
+        """
         before = self.history[-1]
         self.history[-1] = replace(before, seen=seconds)
         planned = before.decision.times.worker / self._pace
@@ -220,14 +222,16 @@ class Controller:
         return self._turned or off
 
     def _look_at_link(self, seconds: float, steps: int, *, off: bool) -> bool:
-        """Send a probe where steps are not as expected, or where the last one is long ago; nothing else is under way.
-        Whether the link is another one now."""
+        """Probe the link if steps differ from predictions, or if the last probe is old; nothing else is in transfer.
+
+        Return True if the link has changed.
+        """
         self._unprobed += steps * seconds
         self._calm = min(self._calm, seconds)
         messages = self.link.messages
         if not off:
-            # Where sums are exact a faster link would change nothing; one that became slower little by little would, though
-            # each vote expected about what it saw.
+            # With exact sums a faster link would change nothing. A link that slows down gradually would, though each
+            # vote saw about what it predicted.
             if all(way.exact for way in self._ways.values()) and seconds < self._calm * (1 + _OFF):
                 return False
             if self._unprobed * _PROBING < self._probe * messages.byte + messages.latency:
@@ -243,7 +247,7 @@ class Controller:
         return turned
 
     def _change(self, facts: Facts, stamp: Stamp, *, anew: bool) -> None:
-        """Decide anew, where there is reason to; what is done now stays unless something else is clearly better."""
+        """Decide anew if there is reason to; the current choice stays unless another is clearly better."""
         best = self._decided(facts, facts.units, stamp, anew=anew)
         chosen = dict(zip(facts.units, best.ways, strict=True))
         if any(self._ways.get(unit) != way for unit, way in chosen.items()):
@@ -253,7 +257,7 @@ class Controller:
         self.history.append(Expectation(stamp.step, facts, best, self._drag.expected(best.times.step)))
 
     def _decided(self, facts: Facts, known_as: Sequence[Unit], stamp: Stamp, *, anew: bool = True) -> Decision:
-        """By the first process, with what it has measured; units may be known by other names than in these facts."""
+        """Decide on the first rank, with its measurements; units may have other names than in these facts."""
         ways, told_of = self.auto.ways, [0.0]
         if self._wire.place == 0:
             best = (
@@ -278,7 +282,7 @@ class Controller:
         if self._errors:
             kept = self._errors.allowed(known_as, self.auto.ways)
             allowed = {unit: kept[name] for unit, name in zip(facts.units, known_as, strict=True)}
-        known = self.history or facts.ready[-1]  # of computing, besides the link
+        known = self.history or facts.ready[-1]  # computing times, besides the link
         plain = [way for way in self.auto.ways if way.exact][:1] * len(facts.units)
         if not known and plain:
             exact = priced(facts, plain, self._costs)
@@ -300,7 +304,7 @@ class Controller:
             self._patience = _PATIENCE
             return priced(facts, plain, self._costs)
         if exact_now:
-            # The backend's sums may be faster than messages of ours, by which they were simulated: what was seen counts.
+            # The backend's sums may be faster than our messages, by which they were simulated: the observation counts.
             price = min(stays.price, self._seen)
             saves = price - best.price > max(_BETTER * price, _NOTICED)
             return best if saves and not self._patience else stays
@@ -308,7 +312,7 @@ class Controller:
         return best if safer or best.price < stays.price * (1 - _BETTER) else stays
 
     def _costs(self, way: Way, shapes: tuple[tuple[int, ...], ...]) -> list[Strand]:
-        """Legs of gradients, at the worker's pace; a decision asks for the same ones hundreds of times."""
+        """Return the legs of gradients at the worker's pace; cached, as a decision asks hundreds of times."""
         if (way, shapes) not in self._priced:
             strands = self._rehearsal.strands(way.choice, shapes)
             paced = [tuple(replace(leg, work=leg.work * self._pace) for leg in strand) for strand in strands]

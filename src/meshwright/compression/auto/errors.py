@@ -1,16 +1,16 @@
-"""What compression would lose of gradients that were really seen, for users who set a limit to that.
+"""Bounds on the error of compression for gradients seen in training, for users who limit it.
 
-A process can tell what its own message would lose, |C(g) - g|, and after exact sums how large the mean is. By the triangle
-inequality the mean of what is sent differs from the exact mean by no more than the most that any process loses; where sums
-are encoded again on their way (scatter, ring, tree), by what that loses besides.
+A rank can measure the error of its own message, |C(g) - g|, and after exact sums the norm of the mean. By the triangle
+inequality the mean of messages differs from the exact mean by at most the largest error of any rank. If sums are
+encoded again on their way (scatter, ring, tree), that error is added.
 
-With error feedback each message also says what was left of earlier steps, which is wrong for the gradient of this one. If
-a part d of what is given is lost each time, at most d / (1 - d) of a gradient has been left; saying that, and leaving as
-much again, a sum is off by up to 2 / (1 - d) times what one message loses.
+With error feedback each message also contains the residual of earlier steps, which is wrong for this step's gradient.
+If a share d is lost each time, the residual is at most d / (1 - d) of a gradient. With that added and as much lost
+again, a sum is off by up to 2 / (1 - d) times the error of one message.
 
-PowerSGD sends no mean of messages: all project on one space, so that the mean itself is looked at. What is left of a step
-lies outside of its space, and fills the next one's: some steps are tried, of the same mean with its rows and columns in
-other orders, as different as gradients of other data may be.
+PowerSGD sends no mean of messages: all ranks project on one space, so the mean itself is examined. The residual of a
+step lies outside its space, and fills that of the next. So some steps are simulated with the same mean, whose rows and
+columns are shuffled, to be as different as gradients of other data may be.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from meshwright.compression.codec import codec
 from meshwright.compression.powersgd.low_rank import LowRank
 from meshwright.compression.sync.bucket import Gradients
 
-_STEPS = 8  # that are tried of PowerSGD
-_MARGIN = 1.2  # times what was seen in them
+_STEPS = 8  # simulated steps of PowerSGD
+_MARGIN = 1.2  # safety factor over the simulated errors
 
 
 class Errors:
-    """Bounds for every unit and codec, from the gradients of one step in which all sums were exact; a unit's bound is that
-    of the gradient in it which is off the most."""
+    """Error bounds for every unit and codec, from the gradients of one step in which all sums were exact.
+
+    A unit's bound is that of its gradient with the largest error.
+    """
 
     def __init__(self, auto: Auto, *, feedback: bool) -> None:
         assert auto.guard is not None
@@ -40,27 +42,27 @@ class Errors:
         every = list({id(way.choice.codec): way.choice.codec for way in auto.ways if way.choice.codec}.values())
         self._single = [kind for kind in every if kind.rounds == 1]
         self._several = [kind for kind in every if kind.rounds > 1]
-        # of each gradient of this process: |g|, and lost by every single one
+        # for each gradient of this rank: |g|, and the error of every codec
         self._own: dict[Unit, list[list[float]]] = {}
-        self._mean: dict[Unit, list[list[float]]] = {}  # of each mean: its norm, and lost by every other codec
-        # once, and for each encoding of a sum besides
+        self._mean: dict[Unit, list[list[float]]] = {}  # for each mean: its norm, and the error of every other codec
+        # once, and once more for each encoding of a sum
         self._bounds: dict[Unit, dict[int, list[tuple[float, float]]]] = {}
 
     def look(self, place: int, gradients: Gradients, flat: Tensor) -> None:
-        """At a bucket of this process, before it is summed."""
+        """Examine a bucket of this rank, before it is summed."""
         for unit, numbers in _parts(place, gradients, flat):
             lost = [norms(unit, said(kind, unit.counts, numbers) - numbers) for kind in self._single]
             self._own[unit] = [list(each) for each in zip(norms(unit, numbers), *lost, strict=True)]
 
     def mean(self, place: int, gradients: Gradients, flat: Tensor) -> None:
-        """The same bucket after exact sums."""
+        """Examine the same bucket after exact sums."""
         steps = _STEPS if self._feedback else 1
         for unit, numbers in _parts(place, gradients, flat):
             lost = [projected(kind, unit, numbers, steps) for kind in self._several]
             self._mean[unit] = [list(each) for each in zip(norms(unit, numbers), *lost, strict=True)]
 
     def told(self, every: Sequence[Unit]) -> list[float]:
-        """For a vote: nothing where something is not known yet."""
+        """Return the numbers for a vote; empty if something is still unknown."""
         none = [0.0] * (len(self._single) + len(self._several) + 2)
         found: list[float] = []
         for unit in every:
@@ -76,7 +78,7 @@ class Errors:
         return found
 
     def take(self, every: Sequence[Unit], found: Sequence[float]) -> None:
-        """The result of a vote: the most of all processes."""
+        """Set the result of a vote: the maximum over ranks."""
         values = iter(found)
         for unit in every:
             bounds: dict[int, list[tuple[float, float]]] = {id(kind): [] for kind in (*self._single, *self._several)}
@@ -92,7 +94,7 @@ class Errors:
                 self._bounds[unit] = bounds
 
     def bound(self, unit: Unit, way: Way) -> float:
-        """The most that an aggregated gradient of a unit may be off, relatively; infinite where it is not known."""
+        """Return the maximum relative error of an aggregated gradient in a unit; infinite if unknown."""
         kind = way.choice.codec
         if kind is None:
             return 0.0
@@ -109,17 +111,17 @@ class Errors:
         return bound * 2 / (1 - again) if again < 1 else float("inf")
 
     def allowed(self, every: Sequence[Unit], ways: Sequence[Way]) -> dict[Unit, list[Way]]:
-        """LayerConfig that keep to the guard; exact ones always do."""
+        """Return the strategies of each unit that meet the guard; exact ones always do."""
         return {unit: [way for way in ways if self.bound(unit, way) <= self.guard] for unit in every}
 
 
 def norms(unit: Unit, numbers: Tensor) -> list[float]:
-    """Of each gradient of a unit."""
+    """Return the norm of each gradient of a unit."""
     return [float(part.norm()) for part in numbers.float().split(list(unit.counts))]
 
 
 def said(kind: Any, counts: Sequence[int], numbers: Tensor) -> Tensor:
-    """What a message says of some gradients.
+    """Return gradients as a codec decodes them from its message.
 
     >>> said(codec("fp16"), (2,), torch.tensor([1.0, 2049.0])).tolist()
     [1.0, 2048.0]
@@ -132,7 +134,7 @@ def said(kind: Any, counts: Sequence[int], numbers: Tensor) -> Tensor:
 
 
 def projected(kind: Any, unit: Unit, mean: Tensor, steps: int) -> list[float]:
-    """The most that PowerSGD is off by in some steps with error feedback, the first of them without; of each gradient."""
+    """Return each gradient's maximum error under PowerSGD in some steps with error feedback, the first without."""
     low = LowRank(unit.shapes, kind.options["rank"])
     factors = codec(kind.options["factors"]) if kind.options["factors"] else None
 
@@ -152,7 +154,7 @@ def projected(kind: Any, unit: Unit, mean: Tensor, steps: int) -> list[float]:
 
 
 def shuffled(unit: Unit, numbers: Tensor, seed: int) -> Tensor:
-    """Gradients with the rows and columns of each in another order; as they are for seed 0."""
+    """Shuffle the rows and columns of each gradient; seed 0 leaves them unchanged."""
     chance = torch.Generator().manual_seed(seed)
     found = []
     for shape, part in zip(unit.shapes, numbers.split(list(unit.counts)), strict=True):

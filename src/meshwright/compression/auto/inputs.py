@@ -1,4 +1,4 @@
-"""What a decision is made of: ways to send, gradients in the order in which they become ready, links and cores."""
+"""Inputs of a decision: strategies, gradients in the order in which they become ready, links and cores."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from meshwright.compression.codec import codec, unusual
 from meshwright.compression.sync.layout import Choice
 from meshwright.errors import InputError
 
-SMALL = 1 << 15  # numbers: gradients with fewer go the way of their neighbours, so that messages stay few
+SMALL = 1 << 15  # numbers: smaller gradients join their neighbours, so that there are few messages
 
 
 @dataclass(frozen=True)
 class Way:
-    """Something that may be done with a gradient, and what it costs in steps: how many are needed for the same loss,
-    against exact sums. Which those are, `docs/compress.md` says for the usual ways (benchmarks/compress_convergence.py)."""
+    """Strategy for a gradient, and its cost: the steps to the same loss, relative to exact sums.
+
+    `docs/compress.md` lists them for the usual strategies (benchmarks/compress_convergence.py).
+    """
 
     choice: Choice
     steps: float = 1.0
@@ -28,7 +30,8 @@ class Way:
 
     @property
     def name(self) -> str:
-        """
+        """Name of the strategy.
+
         >>> Way(Choice(codec("powersgd", rank=8))).name, Way(Choice()).name, Way(Choice(codec("int8"), "ring")).name
         ('powersgd rank=8 gather', 'none', 'int8 ring')
         """
@@ -40,17 +43,17 @@ class Way:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost."""
+        """Return True if nothing is lost."""
         return self.choice.codec is None
 
     @property
     def near(self) -> bool:
-        """Whether every number keeps 16 bits at least."""
+        """Return True if every number keeps at least 16 bits."""
         return self.exact or self.choice.codec.name in ("fp16", "bf16")
 
 
 def usual() -> tuple[Way, ...]:
-    """LayerConfig that reach the loss of exact sums within 2 % (with error feedback), by what they cost in steps."""
+    """Return strategies that reach the loss of exact sums within 2 % (with error feedback), by their cost in steps."""
     ways = [Way(Choice())]
     for name, steps in (("fp16", 1.0), ("int8", 1.0), ("int4", 1.02), ("int2", 1.08)):
         made = codec(name)
@@ -64,7 +67,7 @@ def usual() -> tuple[Way, ...]:
 
 @dataclass(frozen=True)
 class Auto:
-    """Let a synchroniser decide, and decide again when links or gradients' times have changed.
+    """Settings of automatic decisions, which are revised when links or the times of gradients change.
 
     >>> Auto(guard=0)
     Traceback (most recent call last):
@@ -73,8 +76,8 @@ class Auto:
     """
 
     ways: tuple[Way, ...] = field(default_factory=usual)
-    guard: float | None = None  # most relative error of the aggregated gradient, |sent - exact| / |exact|
-    every: int | None = None  # steps between looks at what has changed; none: about two seconds of them
+    guard: float | None = None  # maximum relative error of the aggregated gradient, |sent - exact| / |exact|
+    every: int | None = None  # steps between revisions; None: about two seconds of steps
 
     def __post_init__(self) -> None:
         if not self.ways:
@@ -94,17 +97,17 @@ class Auto:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round of messages takes by its bytes: of the link, of this process's cores, and until it is there besides."""
+    """Cost of a round of messages by its bytes: on the link, on this rank's cores, and as latency."""
 
-    byte: float  # seconds of the link per byte that a process sends
-    latency: float = 0.0  # seconds besides
-    work: float = 0.0  # seconds of a core: of threads and of the system, which move bytes
+    byte: float  # seconds of the link per byte that a rank sends
+    latency: float = 0.0  # seconds per round
+    work: float = 0.0  # seconds of a core per byte: of threads and of the system, which move bytes
     work_byte: float = 0.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """Between processes that all send at once: messages to all others, and a backend's all-reduce where sums are its own.
+    """Link between ranks that all send at once: for messages to all others, and for a backend's all-reduce.
 
     >>> Link(Cost(1e-6), Cost(2e-6)).slower(2).messages.byte
     2e-06
@@ -114,14 +117,14 @@ class Link:
     reduce: Cost
 
     def slower(self, times: float) -> Link:
-        """The same link with so many times the seconds per byte."""
+        """Return the link with `times` as many seconds per byte."""
         kinds = (replace(cost, byte=cost.byte * times) for cost in (self.messages, self.reduce))
         return Link(*kinds)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Adjacent gradients of a bucket that go one way: a large one and the small ones after it, or equal ones."""
+    """Adjacent gradients of a bucket with one strategy: a large one and the small ones after it, or equal ones."""
 
     bucket: int
     shapes: tuple[tuple[int, ...], ...]
@@ -139,15 +142,15 @@ class Unit:
 class Facts:
     """One training step, as a decision sees it."""
 
-    ready: tuple[float, ...]  # of each bucket: seconds that a core has computed since the step before was synchronised
+    ready: tuple[float, ...]  # for each bucket: seconds that a core has computed since the last synchronisation
     units: tuple[Unit, ...]
-    members: int  # processes
+    members: int  # number of ranks
     link: Link
-    cores: float  # for each process of a machine
+    cores: float  # per rank of a machine
 
 
 def units(buckets: Sequence[Sequence[tuple[int, ...]]]) -> tuple[Unit, ...]:
-    """Gradients' shapes, bucket by bucket, as units.
+    """Return the gradients' shapes, bucket by bucket, as units.
 
     >>> [unit.counts for unit in units([[(8,), (256, 256), (256,), (256, 256), (8,)], [(4,)]])]
     [(8, 65536, 256, 65536, 8), (4,)]
@@ -155,7 +158,7 @@ def units(buckets: Sequence[Sequence[tuple[int, ...]]]) -> tuple[Unit, ...]:
     found: list[Unit] = []
     for place, shapes in enumerate(buckets):
         own: list[list[tuple[int, ...]]] = []
-        size = 0  # of the large gradients of the last unit
+        size = 0  # total of the large gradients in the last unit
         for shape in shapes:
             numbers = _numbers(shape)
             if own and (numbers < SMALL or size in (0, numbers)):

@@ -1,4 +1,4 @@
-"""How fast links are: messages to all others at once, timed by everyone, the slowest counts."""
+"""Measure links: all ranks send messages to all others at once, and the slowest counts."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from meshwright.compression.auto.inputs import Cost, Link
 from meshwright.compression.sync.transport.message import Envelope, Stamp
 from meshwright.compression.sync.transport.wire import Transfer, Wire
 
-_SMALL = 256  # bytes of a message whose length does not matter
-_LONG_ENOUGH = 0.1  # seconds: then starting and bursts that a shaped link lets through do not matter
-_SIZES = tuple(1 << power for power in (17, 19, 21, 23))  # bytes that a process sends
+_SMALL = 256  # bytes of a message so short that its length does not matter
+_LONG_ENOUGH = 0.1  # seconds after which start-up and bursts of a shaped link do not matter
+_SIZES = tuple(1 << power for power in (17, 19, 21, 23))  # bytes that a rank sends
 _BURST = 1 << 20  # bytes
 _TIMES = 5
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """Of one round, the slowest process's."""
+    """Measurement of one round on the slowest rank."""
 
     wall: float
     work: float  # seconds of cores
 
 
-Submit = Callable[[Sequence[Iterator[Transfer]]], Any]  # runs strands as those of gradients are, and waits for them
+Submit = Callable[[Sequence[Iterator[Transfer]]], Any]  # runs strands as those of gradients are run, and waits for them
 
 
 def measured(wire: Wire, cores: float, submit: Submit) -> Link:
-    """All processes at once; takes about a second, on slow links a few."""
+    """Measure the link on all ranks at once; takes about a second, on slow links a few."""
     if wire.size == 1:
         return Link(Cost(0.0), Cost(0.0))
     size = _long_enough(wire, submit)
@@ -45,7 +45,7 @@ def measured(wire: Wire, cores: float, submit: Submit) -> Link:
 
 
 def _long_enough(wire: Wire, submit: Submit) -> int:
-    """Bytes that keep the link for long enough to tell how fast it is."""
+    """Return the bytes that occupy the link long enough to measure its speed."""
     _seen(wire, _SMALL, submit)
     for size in _SIZES:
         if _seen(wire, size, submit).wall > _LONG_ENOUGH:
@@ -54,7 +54,7 @@ def _long_enough(wire: Wire, submit: Submit) -> int:
 
 
 def probe_of(link: Link) -> int:
-    """Bytes that tell how fast a link of about this speed is; no less than shaped links let through at once.
+    """Return the bytes of a probe for a link of about this speed; at least the burst of a shaped link.
 
     >>> from meshwright.compression.auto.inputs import Cost
     >>> [probe_of(Link(Cost(8e-6 / mbit), Cost(0.0))) for mbit in (10, 200, 100_000)]
@@ -64,7 +64,7 @@ def probe_of(link: Link) -> int:
 
 
 def probed(wire: Wire, size: int, submit: Submit) -> float:
-    """Seconds of a round of so many bytes, with nothing else under way."""
+    """Return the seconds of a round of `size` bytes per rank, with nothing else in transfer."""
     return _seen(wire, size, submit).wall
 
 
@@ -78,7 +78,7 @@ def _fitted(wire: Wire, size: int, cores: float, submit: Submit) -> Cost:
 
 
 def told(wire: Wire, stamp: Stamp, values: Sequence[float], count: int) -> list[float]:
-    """What the first process says, everywhere; the others' values do not matter. Waits, with the wire's limit."""
+    """Return the first rank's values on all ranks; the others' are ignored. Waits with the wire's limit."""
     box = Envelope(8 * count)
     if wire.place == 0:
         box.numbers(torch.float64).copy_(torch.tensor(values, dtype=torch.float64))
@@ -90,14 +90,14 @@ def told(wire: Wire, stamp: Stamp, values: Sequence[float], count: int) -> list[
 
 
 def neighbours(wire: Wire) -> int:
-    """How many processes share this machine's cores, this one included."""
+    """Return how many ranks share this machine's cores, including this one."""
     names: list[Any] = [None] * wire.size
     dist.all_gather_object(names, _machine(), group=wire.group)
     return names.count(_machine())
 
 
 def _machine() -> str:
-    """Namespaces of one machine share its cores, whatever they call themselves."""
+    """Return the machine's identity: its containers share its cores, whatever their names are."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -105,7 +105,7 @@ def _machine() -> str:
 
 
 def _round(wire: Wire, sent: int) -> Iterator[Transfer]:
-    """Everyone sends so many bytes in all, and receives as many."""
+    """Send and receive `sent` bytes in all on every rank."""
     each = max(sent // (wire.size - 1), 64)
     boxes = [(place, Envelope(each)) for place in wire.others]
     out = Envelope(each)

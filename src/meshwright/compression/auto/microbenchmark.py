@@ -1,6 +1,6 @@
-"""What a way costs on this device: every topology is run on a wire that leads nowhere, and its work is timed.
+"""Microbenchmark of strategies on this device: every topology runs on a fake wire, and its work is timed.
 
-So nothing about topologies and codecs is written down twice: legs, bytes and work are those of the real thing.
+So nothing about topologies and codecs is defined twice: legs, bytes and work are those of the real code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.compression.sync.reduce_scatter import Owned
 from meshwright.compression.sync.transport.join import Wires
 from meshwright.compression.sync.transport.message import Stamp
 
-SIZES = (1 << 12, 1 << 20)  # numbers: what starting costs, and what no cache of a core holds
+SIZES = (1 << 12, 1 << 20)  # numbers: start-up costs, and more than a core's cache
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Posted:
 
 @dataclass(frozen=True)
 class Mirror:
-    """A wire on which everyone sends what this process sends."""
+    """Fake wire on which every rank sends what this rank sends."""
 
     size: int
     place: int = 0
@@ -62,7 +62,7 @@ class Mirror:
 
 @dataclass
 class Rehearsal:
-    """Legs of ways: timed once at two sizes, of PowerSGD once for every shape; what is between lies on a line.
+    """Legs of strategies, timed at two sizes (PowerSGD at every shape), and interpolated linearly in between.
 
     >>> from meshwright.compression import codec
     >>> strands = Rehearsal(4).strands(Choice(codec("fp16"), "scatter", 1 << 16), [(300, 300)])
@@ -72,12 +72,12 @@ class Rehearsal:
 
     members: int
     feedback: bool = True
-    owned: bool = False  # sums stay with the owners of their parts
-    times: int = 2  # that each is run, of which the quickest counts: the first builds what is to be built
+    owned: bool = False  # sums stay with the ranks that own their parts
+    times: int = 2  # runs, of which the fastest counts: the first may compile
     _known: dict[Any, Strand] = field(default_factory=dict)
 
     def strands(self, choice: Choice, shapes: Sequence[tuple[int, ...]]) -> list[Strand]:
-        """Of adjacent gradients of these shapes."""
+        """Return the strands of adjacent gradients of these shapes."""
         counts = [torch.Size(shape).numel() for shape in shapes]
         if choice.codec is not None and choice.codec.rounds > 1:
             large = [shape for shape, count in zip(shapes, counts, strict=True) if count >= SMALL] or list(shapes)
@@ -86,7 +86,7 @@ class Rehearsal:
         return [self._between(choice, sum(counts) // parts)] * parts
 
     def _between(self, choice: Choice, numbers: int) -> Strand:
-        """The line through two rehearsals, with the smaller one as its floor."""
+        """Interpolate between two benchmarks, with the smaller one as the minimum."""
         low, high = (self._timed(choice, (size,)) for size in SIZES)
         part = (numbers - SIZES[0]) / (SIZES[1] - SIZES[0])
         return tuple(
@@ -110,7 +110,7 @@ class Rehearsal:
 def rehearsed(
     choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, times: int, *, feedback: bool
 ) -> list[list[Strand]]:
-    """Strands of adjacent gradients, run some times."""
+    """Run the strands of adjacent gradients some times."""
     wire: Any = Mirror(members)
     alone: Any = Mirror(1)
     gradients = Gradients(tuple(range(len(shapes))), tuple(shapes))
@@ -125,7 +125,7 @@ def rehearsed(
 def rehearsed_owned(
     choice: Choice, shapes: Sequence[tuple[int, ...]], members: int, times: int, *, feedback: bool
 ) -> list[list[Strand]]:
-    """The same where each member owns a part of every gradient, and sums stay there."""
+    """Run the strands with a reduce-scatter: each rank owns a part of every gradient."""
     wire: Any = Mirror(members)
     counts = [-(-torch.Size(shape).numel() // members) for shape in shapes]
     numbers = torch.randn(members * sum(counts), generator=torch.Generator().manual_seed(0))
@@ -153,7 +153,7 @@ def _quickest(same: Sequence[Strand]) -> Strand:
 
 
 def _summed(several: Sequence[Strand]) -> Strand:
-    """Gradients that travel in the same messages; vectors have no part in the second one."""
+    """Merge strands of gradients that are sent in the same messages; vectors have no part in the second one."""
     longest = max(several, key=len)
     found = []
     for place, leg in enumerate(longest):

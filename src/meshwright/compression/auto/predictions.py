@@ -1,4 +1,4 @@
-"""What was expected of a decision, and what came of it."""
+"""Predictions of decisions, and their outcomes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from meshwright.compression.auto.choose import Decision
 from meshwright.compression.auto.inputs import Facts
 
-_MOST = 2.0  # times as long as simulated that others on the machine make a step
+_MOST = 2.0  # maximum slow-down by other programs, relative to the simulation
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What was decided before a step, and what came of it."""
+    """Prediction before a step, and its outcome."""
 
     step: int
     facts: Facts
@@ -23,8 +23,9 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Drag:
-    """What steps take against simulations: longer by a factor, since others use the machine, too; what is more than twice as
-    long is waiting for something else, such as data, and no choice changes it.
+    """Ratio of observed to simulated step times: other programs share the machine.
+
+    Time beyond twice the simulation is waiting for something else, such as data, which no choice changes.
 
     >>> Drag.of(0.75, 0.5).expected(1.0), Drag.of(2.0, 0.5).expected(1.0)
     (1.5, 3.0)
@@ -39,9 +40,9 @@ class Drag:
         return cls(times, seen - times * simulated)
 
     def between(self, other: Drag) -> Drag:
-        """Halfway: neither the last vote nor those before it are forgotten at once."""
+        """Return the mean of both: neither the last vote nor earlier ones are forgotten at once."""
         return Drag((self.times + other.times) / 2, (self.idle + other.idle) / 2)
 
     def expected(self, simulated: float) -> float:
-        """Seconds of a step that would take so many alone."""
+        """Return the expected seconds of a step from the simulated ones."""
         return self.times * simulated + self.idle

@@ -1,4 +1,4 @@
-"""A decision as a plan writes it: layers, an algorithm, and its options (pieces are the runtime's own business)."""
+"""Write a decision as a plan's rules: layers, an algorithm, and its options (pieces are left to the runtime)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from meshwright.plans.spans import span_name
 
 
 def rules(ways: Mapping[str, Way], model: Model | None = None) -> tuple[Compression, ...]:
-    """By layer: runs of layers of a model that go one way are one rule; without a model every name has its own.
+    """Return rules by layer.
+
+    Consecutive layers of a model with one strategy become one rule; without a model every name has its own.
 
     >>> from meshwright.compression.codec import codec
     >>> from meshwright.compression.sync.layout import Choice

@@ -1,7 +1,7 @@
-"""A training step as the synchroniser runs it: computing, encoding and sending at once, sharing what there is.
+"""Simulate a training step as the synchroniser runs it: computing, encoding and sending overlap and share resources.
 
-One thread computes and hands over buckets, one worker encodes, merges and decodes what is most urgent, and messages leave
-one after the other. Threads share the cores of their process: with fewer cores than threads all go slower together.
+One thread computes and submits buckets. One worker encodes, merges and decodes the most urgent strand. Messages leave
+one after the other. Threads share the cores of their rank: with fewer cores than threads all slow down together.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from meshwright.compression.sync.engine import UNDER_WAY
 
 @dataclass(frozen=True)
 class Leg:
-    """Work of a strand up to a transfer, or to its end."""
+    """Work of a strand until a transfer, or until its end."""
 
     work: float  # seconds of a core
-    sent: int = 0  # bytes that leave this process then
+    sent: int = 0  # bytes that this rank then sends
     plain: bool = False  # by the backend's all-reduce
-    last: bool = False  # no other transfer follows: what comes after may yield to more urgent work
+    last: bool = False  # no other transfer follows: later work may yield to more urgent work
 
 
 Strand = tuple[Leg, ...]
@@ -31,21 +31,21 @@ Strand = tuple[Leg, ...]
 
 @dataclass(frozen=True)
 class Times:
-    """Of one step, in seconds."""
+    """Times of one step, in seconds."""
 
     step: float
-    computing: float  # until the last bucket was handed over
-    worker: float  # that encoding and decoding took of a core
-    wire: float  # that messages took of the link
+    computing: float  # until the last bucket was submitted
+    worker: float  # worker's core time for encoding and decoding
+    wire: float  # link time of messages
 
     @property
     def exposed(self) -> float:
-        """What the step takes longer than computing."""
+        """Exposed communication: what the step takes longer than computing."""
         return self.step - self.computing
 
 
 def simulate(ready: Sequence[float], strands: Sequence[Sequence[Strand]], link: Link, cores: float) -> Times:
-    """One step: bucket i is handed over after `ready[i]` seconds of computing, and becomes `strands[i]`.
+    """Simulate one step: bucket i is submitted after `ready[i]` seconds of computing, and becomes `strands[i]`.
 
     >>> from meshwright.compression.auto.inputs import Cost
     >>> link = Link(Cost(1e-6), Cost(1e-6))
@@ -60,7 +60,7 @@ def simulate(ready: Sequence[float], strands: Sequence[Sequence[Strand]], link: 
 
 @dataclass
 class _Going:
-    """A strand on its way."""
+    """Strand in progress."""
 
     legs: Strand
     urgency: tuple[bool, int, int]
@@ -70,18 +70,18 @@ class _Going:
 class _Run:
     def __init__(self, ready: Sequence[float], strands: Sequence[Sequence[Strand]], link: Link, cores: float) -> None:
         self.ready, self.strands, self.link, self.cores = ready, strands, link, cores
-        self.now = self.free = self.wire = 0.0  # time; when the link has sent all; how long it was taken
+        self.now = self.free = self.wire = 0.0  # time; when the link has sent all; how long it was busy
         self.handed, self.serial, self.begun = 0, 0, 0
         self.fresh: deque[_Going] = deque()
-        self.waiting: list[tuple[tuple[bool, int, int], int, _Going]] = []  # may go on, the most urgent first
-        self.moving: deque[tuple[float, float, _Going]] = deque()  # system's work left, when the link has sent it
+        self.waiting: list[tuple[tuple[bool, int, int], int, _Going]] = []  # can go on, the most urgent first
+        self.moving: deque[tuple[float, float, _Going]] = deque()  # system's remaining work, link's end
         self.arriving: list[tuple[float, int, _Going]] = []
         self.current: _Going | None = None
         self.left = [
             ready[0] if ready else 0.0,
             0.0,
             0.0,
-        ]  # work of the thread that computes, of the worker, of the system
+        ]  # work of the computing thread, of the worker, of the system
 
     def times(self) -> Times:
         computing = 0.0
@@ -113,7 +113,7 @@ class _Run:
             self.left[0] = self.ready[self.handed] - self.ready[self.handed - 1]
 
     def _take(self) -> None:
-        """The worker takes what is most urgent, as the engine does."""
+        """Give the worker the most urgent strand, as the engine does."""
         if self.current is not None:
             return
         may_begin = self.fresh and self.begun < UNDER_WAY
@@ -140,7 +140,7 @@ class _Run:
         self.moving.append((cost.work + cost.work_byte * leg.sent, self.free + cost.latency, going))
 
     def _moved(self) -> None:
-        """The system has done its part of a transfer."""
+        """Complete the system's part of a transfer."""
         _, sent, going = self.moving.popleft()
         if self.moving:
             self.left[2] = self.moving[0][0]

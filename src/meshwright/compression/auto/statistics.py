@@ -1,4 +1,4 @@
-"""What a process sees of its own steps: when buckets were ready, how long steps took, what its worker had to do."""
+"""Statistics of a rank's own steps: when buckets were ready, how long steps took, and the worker's load."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import Any
 
 from meshwright.compression.sync.bucket import Gradients
 
-_REMEMBERED = 16  # steps whose computing is remembered: some have more to do than others, such as a validation
+_REMEMBERED = 16  # steps whose computing times are remembered: some have extra work, such as a validation
 
 Layout = tuple[Gradients, ...]
 
 
 class StepStatistics:
-    """Of steps with the same buckets. A step with others, such as one in which a module was not used, is not counted,
-    unless the next one has them, too."""
+    """Statistics of steps with the same buckets.
+
+    A step with other buckets, for example without an unused module, is not counted unless the next one has them, too.
+    """
 
     def __init__(self) -> None:
         self.layout: Layout = ()
-        self.now: list[tuple[Gradients, float]] = []  # buckets of this step, and what the thread had computed by then
+        self.now: list[tuple[Gradients, float]] = []  # buckets of this step, with the computing time until each
         self.seconds: list[float] = []  # of steps since the last vote
-        self._other: Layout = ()  # of the last step, where it was another one
-        self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been handed over
+        self._other: Layout = ()  # of the last step, if it differed
+        self._begun = (0.0, 0.0)  # computed and wall seconds when the last step had been submitted
         self._ready: deque[list[float]] = deque(maxlen=_REMEMBERED)
-        self._worked, self._marks = 0.0, [0.0]  # of the worker: in all, and by the end of each step since the last vote
+        self._worked, self._marks = 0.0, [0.0]  # worker's total, and its value at each step's end since the last vote
 
     def handed(self, gradients: Gradients) -> None:
-        """A bucket is handed over."""
+        """Record that a bucket is submitted."""
         self.now.append((gradients, time.thread_time()))
 
     def ended(self, *, counts: bool = True) -> bool:
-        """All buckets of a step are handed over; whether it was one of the usual steps, of which some were counted."""
+        """Record that all buckets of a step are submitted; return True if it was a usual step and some were counted."""
         layout, computed, wall = tuple(one for one, _ in self.now), time.thread_time(), time.perf_counter()
         if layout == self.layout and self._begun[1] and counts:
             self.seconds.append(wall - self._begun[1])
@@ -47,7 +49,7 @@ class StepStatistics:
         return layout == self.layout and bool(self.seconds)
 
     def timed(self, strand: Iterator[Any]) -> Iterator[Any]:
-        """A strand whose work is counted."""
+        """Run a strand and count its work."""
         while True:
             begin = time.thread_time()
             transfer = next(strand, None)
@@ -57,11 +59,11 @@ class StepStatistics:
             yield transfer
 
     def told(self) -> list[float]:
-        """For a vote: seconds of a step, work of the worker in one, and when each bucket was ready."""
+        """Return the numbers for a vote: seconds of a step, the worker's load in it, and when each bucket was ready."""
         worked = (self._marks[-1] - self._marks[0]) / max(len(self._marks) - 1, 1)
         ready = [statistics.median(times) for times in zip(*self._ready, strict=True)]
         return [statistics.median(self.seconds), worked, *ready]
 
     def begin(self) -> None:
-        """What comes is counted for the next vote."""
+        """Start counting for the next vote."""
         self.seconds, self._marks = [], self._marks[-1:]

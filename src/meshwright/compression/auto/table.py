@@ -1,4 +1,4 @@
-"""The decisions of a running job for people, and for a plan."""
+"""Decisions of a running job as a table for people, and as rules for a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADINGS = ("bucket", "gradients", "numbers", "way", "parts", "sends")
 
 
 def explained(pilot: Controller | None) -> str:
-    """What is done with every bucket, what was expected of it and seen, and when it changed."""
+    """Return a table: the strategy of every bucket, its prediction and outcome, and its changes."""
     decided = _asked(pilot)
     rows: list[Sequence[str]] = [_HEADINGS]
     for unit, _, way in decided.now:
@@ -30,7 +30,7 @@ def explained(pilot: Controller | None) -> str:
 
 
 def _history(history: Sequence[Expectation]) -> Iterator[str]:
-    """A line for every change, and what came of it until the next."""
+    """Yield a line for every change, with its outcome until the next."""
     if not history:
         yield "nothing has been seen yet: decided by what links and codecs took when measured"
         return
@@ -52,7 +52,7 @@ def _unchanged(later: Sequence[Expectation]) -> int:
 
 
 def shares(look: Expectation) -> dict[Way, float]:
-    """How much of the numbers goes which way, the most first."""
+    """Return the share of numbers per strategy, largest first."""
     numbers: dict[Way, int] = {}
     for unit, way in zip(look.facts.units, look.decision.ways, strict=True):
         numbers[way] = numbers.get(way, 0) + unit.numbers
@@ -61,7 +61,7 @@ def shares(look: Expectation) -> dict[Way, float]:
 
 
 def rules_of(pilot: Controller | None, names: Mapping[Any, str] | None, model: Any = None) -> tuple[Compression, ...]:
-    """The same as a plan writes it. A layer whose gradients go several ways goes that of most of its numbers."""
+    """Return the decisions as a plan's rules. A layer with several strategies gets that of most of its numbers."""
     found: dict[str, dict[Way, int]] = {}
     for key, count, way in _gradients(_asked(pilot)):
         name = key if names is None else names.get(key)
@@ -73,8 +73,8 @@ def rules_of(pilot: Controller | None, names: Mapping[Any, str] | None, model: A
 
 
 def _gradients(pilot: Controller) -> Iterator[tuple[Hashable, int, Way]]:
-    """Every gradient by its key, with its numbers and its way."""
-    taken: dict[int, int] = {}  # of each bucket: gradients of the units before
+    """Yield every gradient by its key, with its count of numbers and its strategy."""
+    taken: dict[int, int] = {}  # for each bucket: gradients of the units before
     for unit, gradients, way in pilot.now:
         first = taken.get(unit.bucket, 0)
         taken[unit.bucket] = first + len(unit.shapes)
@@ -83,7 +83,7 @@ def _gradients(pilot: Controller) -> Iterator[tuple[Hashable, int, Way]]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; numbers to the right.
+    """Return the lines of a table; numbers are aligned right.
 
     >>> columns([("name", "count"), ("a", "1,000"), ("bcdef", "7")])
     ['name   count', 'a      1,000', 'bcdef      7']

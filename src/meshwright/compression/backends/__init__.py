@@ -1,4 +1,4 @@
-"""A codec as C, NumPy or Triton.
+"""Backends that compile a codec to C, NumPy or Triton.
 
 - `c`: codecs as C, compiled when they are first used
 - `numpy`: codecs in NumPy

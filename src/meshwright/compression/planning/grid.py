@@ -1,4 +1,4 @@
-"""What pays by size and bandwidth: one gradient, with nothing to hide behind, at costs that are measured on the spot."""
+"""Decisions by size and bandwidth: one gradient, with nothing to overlap with, at costs measured on the spot."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from meshwright.compression.threads import one_thread
 SIZES = tuple(4 << power for power in range(10, 25, 2))  # bytes of float32: 4 KiB to 64 MiB
 MBITS = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
 
-TIMES = 7  # that each way is run: nothing corrects these costs later, as a running job does
+TIMES = 7  # runs of each strategy: no later observation corrects these costs, as in a running job
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The decision for one gradient on one link."""
+    """Decision for one gradient on one link."""
 
     bytes: int
     mbit: float
     way: Way
     pieces: int
-    sent: int  # bytes that each process sends
+    sent: int  # bytes that each rank sends
     seconds: float
     plain: float  # seconds of plain sums
-    steps: float  # that are needed for the same loss, against exact sums
+    steps: float  # steps to the same loss, relative to exact sums
 
     @property
     def speed_up(self) -> float:
-        """Of training to the same loss: steps that are needed besides count."""
+        """Speed-up of training to the same loss, additional steps included."""
         return self.plain / (self.seconds * self.steps)
 
     def to_table(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Cell:
 
 
 def short(way: Way) -> str:
-    """A way in a word or two.
+    """Return a short name of a strategy.
 
     >>> sorted({short(way) for way in usual()})[:5]
     ['fp16', 'int2', 'int4', 'int8', 'none']
@@ -70,8 +70,10 @@ def short(way: Way) -> str:
 
 
 def link_of(processes: int, mbit: float, latency: float) -> Link:
-    """Every process sends at so many Mbit/s, a message takes so many seconds besides, and moving bytes takes no core
-    (an adapter's work; sockets would make compression pay a little more). The all-reduce has the latency of a tree.
+    """Return a link on which every rank sends `mbit` Mbit/s, with `latency` seconds per message and no core time.
+
+    An adapter moves the bytes; sockets would make compression pay a little more. The all-reduce has the latency of a
+    tree.
 
     >>> link_of(4, 8, 1e-3)
     Link(messages=Cost(byte=1e-06, latency=0.001, work=0.0, work_byte=0.0), reduce=Cost(byte=1e-06, latency=0.004, \
@@ -83,7 +85,7 @@ work=0.0, work_byte=0.0))
 
 @dataclass
 class Grid:
-    """Decisions for so many processes, each with so many cores."""
+    """Decisions for a number of ranks, each with a number of cores."""
 
     processes: int
     latency: float = 1e-4
@@ -96,12 +98,12 @@ class Grid:
         self._costs: Costs = self.costs or Scaled(Rehearsal(self.processes, times=TIMES))
 
     def row(self, size: int, mbits: Sequence[float]) -> list[Cell]:
-        """One gradient of so many bytes, a square matrix, on links of several bandwidths."""
+        """Decide for one gradient of `size` bytes, a square matrix, on links of several bandwidths."""
         side = isqrt(size // 4)
         return [self._cell(((side, side),), mbit) for mbit in mbits]
 
     def rows(self, sizes: Sequence[int], mbits: Sequence[float], tell: Tell) -> Iterator[list[Cell]]:
-        """Size by size, timed by one thread."""
+        """Yield rows size by size, timed by one thread."""
         with one_thread():
             for done, size in enumerate(sizes):
                 tell(f"timing {size >> 10:,} KiB", done, len(sizes))
@@ -128,13 +130,13 @@ class Grid:
 
 
 def sent_by(costs: Costs, decision: Decision, facts: Facts) -> int:
-    """Bytes that each process sends in a step."""
+    """Return the bytes that each rank sends in a step."""
     pairs = zip(facts.units, decision.ways, strict=True)
     return sum(leg.sent for unit, way in pairs for strand in costs(way, unit.shapes) for leg in strand)
 
 
 def explained(processes: int, mbit: float | None, latency: float, tell: Tell) -> dict[str, Any]:
-    """The whole grid, and every size at one bandwidth, as facts."""
+    """Return the whole grid, and every size at one bandwidth, as facts."""
     grid = Grid(processes, latency)
     asked = () if mbit is None else (mbit,)
     rows = list(grid.rows(SIZES, (*MBITS, *asked), tell))

@@ -1,4 +1,4 @@
-"""What pays, as words of a table and as a page of its own that needs nothing else."""
+"""Decisions as words of a table, and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NOTE = (
 
 
 def bandwidth(mbit: float) -> str:
-    """
+    """Format a bandwidth.
+
     >>> bandwidth(300), bandwidth(3e3), bandwidth(1e5)
     ('300 Mbit', '3 Gbit', '100 Gbit')
     """
@@ -27,7 +28,8 @@ def bandwidth(mbit: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """
+    """Format a duration.
+
     >>> seconds(2.5), seconds(0.0021), seconds(3e-5)
     ('2.5 s', '2.1 ms', '30 us')
     """
@@ -38,7 +40,8 @@ def seconds(value: float) -> str:
 
 
 def times(speed_up: float) -> str:
-    """
+    """Format a speed-up.
+
     >>> times(12.345), times(1.0), times(123.4)
     ('12x', '1.0x', '123x')
     """
@@ -46,7 +49,7 @@ def times(speed_up: float) -> str:
 
 
 def row(cell: dict[str, Any]) -> list[str]:
-    """A decision in words, as `TITLES` say."""
+    """Return a decision as text, in the columns of `TITLES`."""
     return [
         size(cell["bytes"]),
         cell["way"],
@@ -61,7 +64,7 @@ def row(cell: dict[str, Any]) -> list[str]:
 
 
 def page(facts: dict[str, Any]) -> str:
-    """HTML of the facts of `front.grid`."""
+    """Return HTML of the facts of `front.grid`."""
     template = resources.files(__package__).joinpath("assets/decisions.html").read_text("utf-8")
     ways = list(dict.fromkeys(cell["way"] for cells in facts["grid"] for cell in cells))
     data = {

@@ -1,4 +1,4 @@
-"""Gradients that the replicas of a plan sum, layer by layer, in the order in which the backward pass makes them."""
+"""Gradients that the replicas of a plan sum, layer by layer, in the order of the backward pass."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from meshwright.plans.spans import layers_of, sort_of
 
 @dataclass(frozen=True)
 class Summed:
-    """Of a layer, on one device: its dense parameters, or its experts."""
+    """Gradients of one layer on one device: its dense parameters, or its experts."""
 
     layer: str
     part: str
-    sort: tuple[object, ...] = field(repr=False)  # equal for layers that are alike
+    sort: tuple[object, ...] = field(repr=False)  # equal for equal layers
     shapes: tuple[tuple[int, ...], ...]
     numbers: int
     replicas: int
-    ready: float  # seconds after the last backward pass began
-    width: float  # bytes of a number that travels
-    sharded: bool  # summed at the owners of its shards
-    alone: str  # why it cannot be compressed; empty: it can
+    ready: float  # seconds after the start of the last backward pass
+    width: float  # bytes of a number that is sent
+    sharded: bool  # reduce-scattered to the ranks that own its shards
+    alone: str  # reason why it cannot be compressed; empty: it can
     fabric: Fabric = field(repr=False)
-    joined: Counts = field(repr=False)  # how many of the replicas each tier of links joins
+    joined: Counts = field(repr=False)  # number of replicas that each tier of links joins
 
 
 def gradients(job: Job, plan: Plan, framework: str = "meshwright") -> list[list[Summed]]:
-    """Of every device group, those of equal replicas together.
+    """Return the gradients of every device group, those of equal replicas together.
 
     >>> from meshwright import Cluster, Model
     >>> job = Job(Model.preset("tiny-llama"), Cluster.preset("4xcpu"), 8, precision="fp32")
@@ -57,7 +57,7 @@ def gradients(job: Job, plan: Plan, framework: str = "meshwright") -> list[list[
 
 
 def _of_group(estimated: Estimate, index: int, pipeline: Pipeline, group: int) -> Iterator[Summed]:
-    """What one device of a group holds, the last layer first: that is the order of the backward pass."""
+    """Yield the gradients on one device of a group, the last layer first: that is the order of the backward pass."""
     job, plan = estimated.job, estimated.plan
     used = runtime_named(estimated.runtime.name).switched(plan.overlap)
     mine = stages_of(pipeline, group)
@@ -96,7 +96,7 @@ def _summed(
 
 
 def _alone(job: Job, pipeline: Pipeline, span: Span, replicas: int, *, sharded: bool) -> str:
-    """What a run would refuse, in words."""
+    """Return why a run would refuse compression, or ""."""
     if replicas == 1:
         return "one replica: nothing is summed"
     if job.precision == "fp16":
@@ -109,7 +109,7 @@ def _alone(job: Job, pipeline: Pipeline, span: Span, replicas: int, *, sharded: 
 
 
 def shapes(layer: Layer, part: str, cut: Slice, numbers: int) -> tuple[tuple[int, ...], ...]:
-    """Matrices of a layer as a device holds them, and a vector of all the rest.
+    """Return the matrices of a layer on a device, and a vector of all the rest.
 
     >>> from meshwright import Model
     >>> layer = Model.preset("tiny-llama").layer("block.0.mlp")
@@ -123,12 +123,12 @@ def shapes(layer: Layer, part: str, cut: Slice, numbers: int) -> tuple[tuple[int
                 found += _matrices(layer, op, weight, int(weight.on_device(cut)))
     rest = numbers - sum(rows * columns for rows, columns in found)
     if rest < 0:
-        return ((numbers,),)  # nothing is known but how many
+        return ((numbers,),)  # only the count is known
     return (*found, (rest,)) if rest else tuple(found)
 
 
 def _matrices(layer: Layer, op: Op, weight: Weight, held: int) -> list[tuple[int, int]]:
-    """Of a weight: one, or one for each expert; none where it is a vector."""
+    """Return the matrices of a weight: one, or one for each expert; none for a vector."""
     side = int(layer.width_out) if op.kind == "lookup" else op.n if op.cut == "row" else op.k
     many = max(-(-weight.experts * held // max(weight.count, 1)), 1)
     if side < 2 or held <= side or held % (side * many):

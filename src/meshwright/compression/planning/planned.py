@@ -1,8 +1,8 @@
-"""Which layers of a plan would send compressed gradients: those whose sums over replicas do not hide and are worth it.
+"""Choose the layers of a plan that send compressed gradients: those with exposed all-reduces, if it is worth it.
 
-Numbers, replicas, links and the time of the backward pass are the cost model's. Layers of one sort go one way, and differ
-from other sorts only where that is worth it, so that plans stay short. What a run would refuse is not chosen, and
-what several pipelines of a plan sum between each other is left alone.
+Numbers, replicas, links and the time of the backward pass are the cost model's. Equal layers get one strategy, and
+kinds of layers differ only if that is worth it, so that plans stay short. What a run would refuse is not chosen, and
+gradients shared between pipelines of a plan stay uncompressed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from meshwright.cost.compression import HOST_COPIES, kernel_seconds
 from meshwright.cost.layers.collectives import exchange_seconds, reduce_parts
 from meshwright.plans import Compression, Job, Plan
 
-# Costs on an accelerator that is not here: legs and bytes as rehearsed on a processor, work as the cost model says.
+# Costs on an accelerator that is not here: legs and bytes as benchmarked on a CPU, work from the cost model.
 
 
 @dataclass(frozen=True)
 class Accelerated:
-    """What `decide` asks for. Kernels take a strand's work in the parts that its legs have on a processor; messages are
-    copied to host memory and from there, which is part of a leg's work, since one thread starts both and waits."""
+    """Costs for `decide` on an accelerator.
+
+    Kernels split a strand's work in the proportions that its legs have on a CPU. Messages are copied to and from host
+    memory, which is part of a leg's work, since one thread starts both and waits.
+    """
 
     costs: Costs
     device: Device
@@ -53,38 +56,38 @@ class Accelerated:
         return replace(leg, work=leg.work * faster + HOST_COPIES * leg.sent / self.device.host_bandwidth)
 
 
-_HIDDEN = 0.02  # part of a step: less than this need not be shortened
-_WORTH = 0.02  # part of a step that must be saved where one sort of layers goes another way: plans stay short
+_HIDDEN = 0.02  # share of a step: a smaller exposed part need not be shortened
+_WORTH = 0.02  # share of a step that another strategy for one kind of layers must save: plans stay short
 
 
 @dataclass(frozen=True)
 class Row:
-    """Layers of one sort on one device, and what is done with their gradients."""
+    """Equal layers on one device, and their strategy."""
 
     layers: tuple[str, ...]
     part: str  # of their parameters: dense, experts
     numbers: int  # of one layer
     replicas: int
-    way: Way | None  # none: they are not summed once a step
-    sent: int  # bytes that each process sends for one layer
+    way: Way | None  # None: they are not summed once a step
+    sent: int  # bytes that each rank sends for one layer
     why: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The decision for a plan."""
+    """Decision for a plan."""
 
     rows: tuple[Row, ...]
-    seconds: float  # of the last backward pass and the sums, where they take longest
+    seconds: float  # of the last backward pass and the all-reduces, on the slowest device
     plain: float  # the same without compression
     steps: float
     compression: tuple[Compression, ...]
     link: str  # in words
-    codecs: str  # how their speed is known, in words
+    codecs: str  # source of the codecs' speed, in words
 
     @property
     def speed_up(self) -> float:
-        """Of training to the same loss, as far as it is the last backward pass and the sums."""
+        """Speed-up of the last backward pass with its all-reduces, in training to the same loss."""
         return self.plain / (self.seconds * self.steps) if self.seconds else 1.0
 
     def to_table(self) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _facts(row: Row) -> dict[str, Any]:
 def planned(
     job: Job, plan: Plan, ways: Sequence[Way], runtime: str, link: tuple[float, float] | None, tell: Tell
 ) -> Planned:
-    """What pays for a plan; `link` is Mbit/s and seconds of latency where they are not the cluster's."""
+    """Decide for a plan; `link` is Mbit/s and seconds of latency if they are not the cluster's."""
     pools = gradients(job, plan, runtime)
     rehearsals: dict[int, Rehearsal] = {}
     device = _slowest(job)
@@ -146,7 +149,7 @@ def _decided(
     rehearsal: Rehearsal,
     device: Device | None,
 ) -> _Pool:
-    """What is best for gradients that share their replicas."""
+    """Decide for gradients that share their replicas."""
     kept = [one for one in pool if not one.alone]
     alone = [_row([one], None, 0, one.alone) for one in pool if one.alone]
     if not kept:
@@ -165,7 +168,7 @@ def _decided(
 
 @dataclass(frozen=True)
 class _Pool:
-    """Gradients that share their replicas, and what is done with each."""
+    """Gradients that share their replicas, and their strategies."""
 
     alone: list[Row]
     kept: Sequence[Summed] = ()
@@ -177,11 +180,11 @@ class _Pool:
 
     @property
     def pair(self) -> tuple[Decision, Decision] | None:
-        """What is expected with and without compression."""
+        """Predictions with and without compression."""
         return (self.best, self.tied.plain) if self.best and self.tied else None
 
     def gone(self, chosen: Mapping[str, Way]) -> _Pool:
-        """The same where each layer goes the way that is chosen for it."""
+        """Return the pool with the chosen strategy for each layer."""
         if not (self.best and self.facts and self.costs):
             return self
         ways = [chosen[one.layer] for one in self.kept]
@@ -201,8 +204,10 @@ class _Pool:
 
 
 def _one_for_each_layer(pools: Sequence[_Pool]) -> dict[str, Way]:
-    """A plan names layers: where a layer's experts would go another way than the rest of it, all go that of more numbers
-    which is possible for all."""
+    """Return one strategy per layer, since plans name layers.
+
+    If a layer's experts would differ from the rest, all get the strategy of more numbers that is possible for both.
+    """
     wanted: dict[str, list[tuple[int, Way]]] = {}
     possible: dict[str, set[Way]] = {}
     for pool in pools:
@@ -218,7 +223,7 @@ def _one_for_each_layer(pools: Sequence[_Pool]) -> dict[str, Way]:
 
 
 def _slowest(job: Job) -> Device | None:
-    """The accelerator that encodes slowest, none where a plan runs on processors."""
+    """Return the accelerator that encodes slowest, or None if a plan runs on CPUs."""
     devices = [group.device for group in job.cluster.groups]
     if any(device.architecture == "cpu" for device in devices):
         return None
@@ -226,7 +231,7 @@ def _slowest(job: Job) -> Device | None:
 
 
 def _possible(of: Summed, ways: Sequence[Way]) -> tuple[Way, ...]:
-    """Shards are summed at their owners: not by codecs that need whole gradients."""
+    """Return the possible strategies: shards are summed at their owners, so codecs must not need whole gradients."""
     fit = rehearsable(ways, of.replicas)
     return tuple(way for way in fit if not of.sharded or topology(way) in ("all-reduce", "scatter"))
 
@@ -237,16 +242,16 @@ def _row(alike: Sequence[Summed], way: Way | None, sent: int, why: str) -> Row:
 
 
 def _link(of: Summed) -> Link:
-    """The cluster's, between these replicas: everyone to everyone, and its all-reduce."""
+    """Return the cluster's link between these replicas: all to all, and its all-reduce."""
     n, fabric = of.replicas, of.fabric
     round_ = [float(exchange_seconds(fabric, moved, n, of.joined)) for moved in (0.0, 1e9)]
     per_byte, once = (float(part) for part in reduce_parts(fabric, n, of.joined))
-    away = (n - 1) / n  # of what a process has for everyone, itself included
+    away = (n - 1) / n  # share of a rank's data that goes to others
     return Link(Cost((round_[1] - round_[0]) / 1e9 / away, round_[0]), Cost(per_byte / (2 * away), once))
 
 
 class _Tied:
-    """The best ways where gradients of one sort go one way."""
+    """Best strategies if gradients of one kind share one."""
 
     def __init__(self, facts: Facts, ways: Sequence[Way], costs: Costs, sorts: Sequence[object]) -> None:
         self._facts, self._ways, self._costs, self._sorts = facts, list(ways), costs, list(sorts)
@@ -257,7 +262,7 @@ class _Tied:
         self._narrow = self._few(self._uniform)
 
     def best(self) -> Decision:
-        """What is worth it."""
+        """Return the best decision that is worth it."""
         near = [(decision, way) for decision, way in self._uniform if way.near]
         return worth(self.plain, self._improved(near), self._improved(self._uniform))
 
@@ -265,7 +270,7 @@ class _Tied:
         return list(dict.fromkeys([*(way for _, way in uniform[:WIDE]), self._exact]))
 
     def _improved(self, uniform: Sequence[tuple[Decision, Way]]) -> Decision:
-        """One sort after the other is changed as long as that helps."""
+        """Change the strategy of one kind after the other as long as that helps."""
         best, way = uniform[0]
         chosen: dict[object, Way] = dict.fromkeys(self._sorts, way)
         changed = True
@@ -279,7 +284,7 @@ class _Tied:
         return best
 
     def why(self, best: Decision, sort: object, way: Way) -> str:
-        """For a way: what it saves of the step; for plain sums: what the next best would."""
+        """Return the saving of a strategy in the step; for exact sums that of the next best."""
         now = dict(zip(self._sorts, best.ways, strict=True))
         if not way.exact:
             saved = 1 - best.price / self._priced({**now, sort: self._exact}).price
@@ -299,7 +304,7 @@ class _Tied:
 
 
 def _joined(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows of equal gradients and ways as one: stages of a pipeline often are alike."""
+    """Merge rows of equal gradients and strategies: stages of a pipeline are often equal."""
     found: dict[Row, Row] = {}
     for row in rows:
         key = replace(row, layers=(), why="")

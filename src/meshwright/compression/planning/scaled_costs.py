@@ -1,7 +1,7 @@
-"""Costs of gradients of any size: large ones are rehearsed as smaller ones of the same form, and scaled.
+"""Costs of gradients of any size: large ones are benchmarked as smaller ones of the same form, and scaled.
 
-Work grows with the numbers, and so do messages; those of PowerSGD grow with the sides of a matrix. Pieces of a gradient
-that was scaled stand for several: it is simulated with fewer and longer ones than it would really have.
+Work grows with the numbers, and so do messages; those of PowerSGD grow with the sides of a matrix. A piece of a scaled
+gradient stands for several: it is simulated with fewer and longer pieces than in a run.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from meshwright.compression.auto.microbenchmark import Rehearsal
 from meshwright.compression.auto.simulation import Leg, Strand
 
 MOST = 1 << 22  # numbers of a unit: 16 MiB
-_MEMBERS = 64  # with more processes nothing is gathered
-_SMALL = 1 << 12  # numbers: as they are, so that vectors stay vectors
+_MEMBERS = 64  # with more ranks nothing is gathered
+_SMALL = 1 << 12  # numbers up to which gradients are not scaled, so that vectors stay vectors
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What `decide` asks for; `width` is the bytes of a number in plain sums, `shards`: sums stay with their owners.
+    """Costs for `decide`; `width` is the bytes of a number in exact sums, `shards`: a reduce-scatter only.
 
     >>> from meshwright.compression.auto.inputs import usual
     >>> plain = usual()[0]
@@ -46,7 +46,7 @@ class Scaled:
         return [tuple(self._leg(leg, work, sent) for leg in self._way(strand)) for strand in strands]
 
     def _way(self, strand: Strand) -> Strand:
-        """Shards go to their owners, and nobody sends them back."""
+        """Remove the return of sums from a strand: shards stay with their owners."""
         return (strand[0], Leg(strand[1].work)) if self.shards else strand
 
     def _leg(self, leg: Leg, work: float, sent: float) -> Leg:
@@ -55,13 +55,13 @@ class Scaled:
 
 
 def _reduced(strand: Strand) -> Strand:
-    """Exact sums by a backend's all-reduce, whichever that will be: one transfer, and the work that was rehearsed."""
+    """Return exact sums by a backend's all-reduce: one transfer, and the benchmarked work."""
     sent = sum(leg.sent for leg in strand)
     return Leg(0.0, sent, plain=True, last=True), Leg(sum(leg.work for leg in strand))
 
 
 def rehearsable(ways: Sequence[Way], members: int) -> tuple[Way, ...]:
-    """LayerConfig without those in which a process holds a message of everyone, where these would fill gigabytes.
+    """Return strategies without those in which a rank holds messages of all ranks, if these would fill gigabytes.
 
     >>> from meshwright.compression.auto.inputs import usual
     >>> len(usual()) - len(rehearsable(usual(), 65)), len(usual()) - len(rehearsable(usual(), 64))
@@ -71,7 +71,7 @@ def rehearsable(ways: Sequence[Way], members: int) -> tuple[Way, ...]:
 
 
 def topology(way: Way) -> str:
-    """How messages travel.
+    """Return a strategy's topology.
 
     >>> from meshwright.compression.auto.inputs import usual
     >>> sorted({topology(way) for way in usual()})
@@ -84,7 +84,7 @@ def topology(way: Way) -> str:
 
 
 def small(shapes: Shapes, numbers: int) -> Shapes:
-    """The same with about so many numbers at most: both sides of matrices are cut alike.
+    """Return shapes with at most about `numbers` numbers: both sides of matrices shrink alike.
 
     >>> small(((8192, 4096), (512,)), 1 << 23), small(((64, 64),), 1 << 23)
     (((4096, 2048), (512,)), ((64, 64),))

@@ -1,7 +1,7 @@
-"""PowerSGD on a CUDA device: each of its passes is one launch for all gradients, and nothing waits for the device.
+"""PowerSGD on a CUDA device: each pass is one launch for all gradients, and nothing waits for the device.
 
-Tables that tell a program which part of which gradient it has are made once, as is all scratch memory, so that a step can
-be captured in a CUDA graph.
+Tables with the gradient and position of each program are made once, as is all scratch memory, so that a step can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from meshwright.compression.backends.triton.text import functions
 from meshwright.compression.powersgd.triton_kernels import CHUNK, LANES, MOST, SPREAD, WIDE, Thin, source
 
-PLAIN = 2048  # numbers of a program, of gradients that are sent as they are
+PLAIN = 2048  # numbers per program, of gradients that are sent uncompressed
 
 
 class DeviceRounds:
-    """The rounds of gradients of given shapes as matrices, with the rank of each, 0 for what is sent as it is."""
+    """Rounds of gradients as matrices, with the rank of each; 0 for those sent uncompressed."""
 
     asks_host = False
 
@@ -37,7 +37,7 @@ class DeviceRounds:
         self._chain = 0
 
     def _lay(self, gradients: list[tuple[tuple[int, int], int]]) -> None:
-        """Tables of matrices and tiles, and memory for sums of the second product."""
+        """Lay out tables of matrices and tiles, and memory for sums of the second product."""
         at = first = second = counters = sums = 0
         matrices, judged, plain = list[list[int]](), list[list[int]](), list[tuple[int, int, int]]()
         tiles = [list[list[int]]() for _ in range(3)]
@@ -71,7 +71,7 @@ class DeviceRounds:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
     def first(self, flat: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
-        """As `Passes.first`, of all gradients; those that are sent as they are go to p, too."""
+        """Run `Passes.first` for all gradients; uncompressed ones are copied to p, too."""
         self._chain = 0
         kept, kept_is = flat if residual is None else residual, residual is not None
         if len(self._sent):
@@ -82,7 +82,7 @@ class DeviceRounds:
         )  # fmt: skip
 
     def second(self, flat: Tensor, residual: Tensor | None, p: Tensor, q: Tensor) -> None:
-        """P becomes orthonormal, and q is its product with the matrices; none where P has a number that is none."""
+        """Orthogonalise P, and compute q as its product with the matrices; NaN if P has a NaN."""
         self._chain = 0
         self._launch(
             self._text["orthogonalise"], len(self._matrices), p, self._matrices, last=(self._tall,), warps=8
@@ -93,7 +93,7 @@ class DeviceRounds:
         )  # fmt: skip
 
     def finish(self, flat: Tensor, residual: Tensor | None, p: Tensor, q: Tensor, lacks: Tensor | None) -> None:
-        """As `LowRank.finish`."""
+        """Finish as `LowRank.finish` does."""
         self._chain = 0
         kept, kept_is = flat if residual is None else residual, residual is not None
         self._launch(
@@ -110,7 +110,7 @@ class DeviceRounds:
             )  # fmt: skip
 
     def _launch(self, kernel: Any, programs: int, *given: Any, last: tuple[Any, ...] = (), warps: int = 4) -> None:
-        """A kernel that begins before the one before it has ended, where the device knows how."""
+        """Launch a kernel that starts before the previous one has ended, if the device supports it."""
         options = {"launch_pdl": True} if self._chain else {}
         chain = 0 if not self._overlaps else 2 if self._chain else 1
         self._chain = int(self._overlaps)
@@ -118,7 +118,7 @@ class DeviceRounds:
 
 
 def device_rounds(shapes: Sequence[tuple[int, int]], ranks: Sequence[int], start: Tensor) -> DeviceRounds | None:
-    """... where there are a device, Triton, and ranks for which threads have registers."""
+    """Return device rounds, or None without a device, Triton, or enough registers for the ranks."""
     if start.device.type != "cuda" or not 0 < max(ranks, default=0) <= MOST:
         return None
     try:
@@ -129,5 +129,5 @@ def device_rounds(shapes: Sequence[tuple[int, int]], ranks: Sequence[int], start
 
 @cache
 def kernels(thin: Thin) -> dict[str, Any]:
-    """The kernels whose text depends on the rank, by name."""
+    """Return the kernels whose text depends on the rank, by name."""
     return functions(source(thin))

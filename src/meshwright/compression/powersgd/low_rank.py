@@ -1,9 +1,13 @@
 """PowerSGD (Vogels et al. 2019): matrices as products of two thin ones, one step of power iteration for each gradient.
 
-Both messages are float32 and are averaged over all processes, by any all-reduce: first P = (G + e) Q of each matrix, then,
-with P orthogonalised, Q = (G + e)' P. The gradient is P Q'; what it lacks of a process's own G + e stays in its residual.
-Vectors, and matrices that would not get smaller, are sent as they are with the first message. Factors lie column by column:
-columns differ by orders of magnitude, and a codec's block of numbers should not mix them.
+Both messages are float32 and are averaged over all ranks, by any all-reduce:
+
+1. P = (G + e) Q of each matrix.
+2. With P orthogonalised, Q = (G + e)' P.
+
+The gradient is P Q'; the rest of a rank's own G + e stays in its residual. Vectors, and matrices that would not shrink,
+are sent uncompressed with the first message. Factors are stored column by column: columns differ by orders of
+magnitude, and should not share a codec's block.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from meshwright.errors import InputError
 
 
 class LowRank:
-    """The two rounds for gradients of given shapes that lie one after the other in one buffer.
+    """Two rounds for gradients of given shapes, adjacent in one buffer.
 
     >>> low = LowRank([(64, 32), (64,)], rank=2)
     >>> matrix = torch.arange(64.0).outer(torch.ones(32))  # of rank 1
@@ -42,7 +46,7 @@ class LowRank:
         self.firsts = [rows * (r or columns) for (rows, columns), r in pairs]
         self.seconds = [columns * r for (_, columns), r in pairs]
         self._p = torch.zeros(sum(self.firsts), device=device)
-        # Q of the last step is where the next one begins; the first is the same in all processes.
+        # Q of the last step starts the next one; the first is the same on all ranks.
         self._q = torch.randn(sum(self.seconds), generator=torch.Generator().manual_seed(seed)).to(device)
         self._rounds = device_rounds(self.shapes, self.ranks, self._q) or EachMatrix(self.shapes, self.ranks, device)
         self._flat: Tensor = self._p  # of this step, and its residual
@@ -50,19 +54,22 @@ class LowRank:
 
     @property
     def asks_host(self) -> bool:
-        """Whether a step waits for the device, so that no graph can hold it."""
+        """Return True if a step waits for the device, so that no graph can capture it."""
         return self._rounds.asks_host
 
     def keep_in(self, memory: Tensor) -> None:
-        """Where the next step begins lives in `memory` from now on; what is there already, if it is not zero, is used."""
+        """Keep the starting point of steps in `memory` from now on; nonzero contents are used."""
         self._check("memory", memory, len(self._q))
         if not memory.any():
             memory.copy_(self._q)
         self._q = memory
 
     def first(self, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The first message. The buffer becomes the sum of gradients and residual and is `finish`ed later; the message is
-        overwritten by the next call. The message of a gradient with an infinite number, or none, has one, too."""
+        """Return the first message, which the next call overwrites.
+
+        The buffer becomes the sum of gradients and residual, until `finish`. The message of a gradient with an infinite
+        number or NaN has one, too.
+        """
         self._check("gradients", flat, sum(self.counts))
         if residual is not None:
             self._check("residual", residual, sum(self.counts))
@@ -71,15 +78,17 @@ class LowRank:
         return self._p
 
     def second(self, p: Tensor) -> Tensor:
-        """The second message, from the mean of the first ones. It is overwritten by the next call."""
+        """Return the second message, from the mean of the first ones. The next call overwrites it."""
         self._check("the first message", p, len(self._p))
         self._p.copy_(p)
         self._rounds.second(self._flat, self._residual, self._p, self._q)
         return self._q
 
     def finish(self, q: Tensor, lacks: Tensor | None = None) -> None:
-        """The mean gradients, in place, from the mean of the second messages; what they lack of this process's goes to the
-        residual. `lacks`: what this process's first message did not say, for what is sent as it is."""
+        """Write the mean gradients in place, from the mean of the second messages; keep the rest in the residual.
+
+        `lacks`: what this rank's first message lost of uncompressed gradients.
+        """
         self._check("the second message", q, len(self._q))
         self._q.copy_(q)
         self._rounds.finish(self._flat, self._residual, self._p, self._q, lacks)
@@ -91,6 +100,6 @@ class LowRank:
 
 
 def _rank(shape: tuple[int, int], rank: int) -> int:
-    """The rank of the thin matrices, 0 where they would be no smaller."""
+    """Return the rank of the thin matrices, or 0 if they would be no smaller."""
     rank = min(rank, *shape)
     return rank if rank * sum(shape) < prod(shape) else 0

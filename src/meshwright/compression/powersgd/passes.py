@@ -15,23 +15,23 @@ from meshwright.compression.backends.c.batch import address
 
 
 class Passes(Protocol):
-    """`e` is a matrix, `p` and `q` its thin factors as [rank, rows] and [rank, columns]."""
+    """Passes over a matrix `e`, with its thin factors `p` and `q` as [rank, rows] and [rank, columns]."""
 
     def first(self, e: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
-        """Add the residual to e; p = q e', with a number that is none where e has such."""
+        """Add the residual to e, and compute p = q e', with a NaN if e has infinite numbers or NaN."""
         ...
 
     def second(self, e: Tensor, p: Tensor, q: Tensor) -> None:
-        """q = p e."""
+        """Compute q = p e."""
         ...
 
     def finish(self, e: Tensor, residual: Tensor | None, p: Tensor, q: Tensor) -> None:
-        """e = p' q; the residual is what e was more."""
+        """Compute e = p' q; the residual is what the old e had beyond it."""
         ...
 
 
 class TorchPasses:
-    """By PyTorch.
+    """Passes by PyTorch.
 
     >>> e, p = torch.ones(2, 3), torch.empty(1, 2)
     >>> TorchPasses().first(e, torch.ones(2, 3), torch.ones(1, 3), p)
@@ -43,7 +43,7 @@ class TorchPasses:
         if residual is not None:
             e += residual
         torch.mm(q, e.t(), out=p)
-        p[0, 0] = torch.where(e.isfinite().all(), p[0, 0], torch.nan)  # nobody waits for the device
+        p[0, 0] = torch.where(e.isfinite().all(), p[0, 0], torch.nan)  # without waiting for the device
 
     def second(self, e: Tensor, p: Tensor, q: Tensor) -> None:
         torch.mm(p, e, out=q)
@@ -56,7 +56,7 @@ class TorchPasses:
 
 
 class NativePasses:
-    """By the machine's compiler."""
+    """Passes in C, built by the machine's compiler."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -76,7 +76,7 @@ class NativePasses:
 
 @cache
 def passes(device: str) -> Passes:
-    """What is fastest on a device."""
+    """Return the fastest passes on a device."""
     if device != "cpu" or not compiler():
         return TorchPasses()
     try:

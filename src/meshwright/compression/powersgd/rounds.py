@@ -14,14 +14,14 @@ _Part = tuple[Tensor, Tensor | None, int, Tensor, Tensor]
 
 
 class EachMatrix:
-    """The rounds of gradients of given shapes as matrices, with the rank of each, 0 for what is sent as it is."""
+    """Rounds of gradients as matrices, with the rank of each; 0 for those sent uncompressed."""
 
     asks_host = True
 
     def __init__(self, shapes: Sequence[tuple[int, int]], ranks: Sequence[int], device: Any) -> None:
         self._shapes, self._ranks = shapes, ranks
         self._passes = passes(torch.device(device).type)
-        self._at: tuple[int, ...] = ()  # addresses of which views were made
+        self._at: tuple[int, ...] = ()  # addresses for which views were made
         self._views: list[_Part] = []
 
     def first(self, flat: Tensor, residual: Tensor | None, q: Tensor, p: Tensor) -> None:
@@ -48,7 +48,7 @@ class EachMatrix:
         finite = bool(p.isfinite().all() and q.isfinite().all())
         for (matrix, kept, rank, left, right), missed in zip(parts, unsaid, strict=True):
             if not finite and not (right if rank else left).isfinite().all():
-                # All processes see the same; the residual stays, and the next step begins anew.
+                # All ranks see the same; the residual stays, and the next step starts afresh.
                 matrix.fill_(torch.nan)
                 right.normal_(generator=torch.Generator(q.device).manual_seed(0))
             elif rank:
@@ -59,8 +59,11 @@ class EachMatrix:
                     kept.copy_(missed.view_as(kept)) if missed is not None else kept.zero_()
 
     def _parts(self, flat: Tensor, residual: Tensor | None, p: Tensor, q: Tensor) -> list[_Part]:
-        """Of each gradient: itself as a matrix, its residual, its rank, its P (or itself again) and Q. Views are made once
-        for buffers that come again at the next step: they keep the memory, so nothing else can lie at its address."""
+        """Return each gradient as a matrix, its residual, its rank, its P (or itself again) and Q.
+
+        Views are made once for buffers that come again at the next step: they keep the memory, so nothing else can have
+        its address.
+        """
         at = tuple(0 if one is None else one.data_ptr() for one in (flat, residual, p, q))
         if at != self._at:
             self._at, self._views = at, self._cut(flat, residual, p, q)
@@ -82,7 +85,7 @@ class EachMatrix:
 
 
 def orthogonal(p: Tensor) -> Tensor:
-    """Rows that span the same space (or a larger one) and are orthonormal, even where p has not its full rank.
+    """Return orthonormal rows that span the same space (or a larger one), even if p lacks full rank.
 
     >>> orthogonal(torch.tensor([[3.0, 0.0, 0.0], [3.0, 0.0, 2.0]])).abs()
     tensor([[1., 0., 0.],

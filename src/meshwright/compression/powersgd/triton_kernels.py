@@ -1,8 +1,8 @@
 """PowerSGD's passes over all matrices of a buffer as Triton text: one launch for each, however many matrices there are.
 
-Text, because every column of the thin factors has an accumulator of its own: tensors of three dimensions would be moved
-between threads. A matrix is read once, four numbers of a row at a time; thin factors come from the cache. Loops count
-turns: a multiple of a constant is what the compiler knows to be aligned.
+They are text because every column of the thin factors has an accumulator of its own: three-dimensional tensors would be
+moved between threads. A matrix is read once, four numbers of a row at a time; thin factors come from the cache. Loops
+count iterations: the compiler knows a multiple of a constant to be aligned.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from textwrap import indent
 
-WIDE = 512  # columns that a program of the first product, and of the last, looks at at once
-SPREAD, SPREAD_AT_ONCE = 32, 4  # rows that a program of the last one writes, and as many at once
-LANES = 256  # columns of a program of the second product
-CHUNK, AT_ONCE = 128, 16  # rows of which it leaves a sum, and as many at once
-JOINED = 8  # such sums that are added at once
-# Facts of a matrix: begin, rows, columns, begin of P, begin of Q, rank, first counter, first sum, chunks of rows.
+WIDE = 512  # columns that a program of the first and last product reads at once
+SPREAD, SPREAD_AT_ONCE = 32, 4  # rows that a program of the last one writes, and how many at once
+LANES = 256  # columns per program of the second product
+CHUNK, AT_ONCE = 128, 16  # rows summed per partial sum, and how many at once
+JOINED = 8  # partial sums added at once
+# Fields of a matrix: begin, rows, columns, begin of P, begin of Q, rank, first counter, first sum, chunks of rows.
 FACTS = 9
-MOST = 8  # the largest rank that threads have registers for
-COLUMN = 4096  # numbers of the columns of P that a program looks at at once
-SAME = 1e-10  # of its square, what a column has beside those before it; less is rounding
+MOST = 8  # the largest rank that registers suffice for
+COLUMN = 4096  # numbers of P's columns that a program reads at once
+SAME = 1e-10  # share of a column's square outside the span of those before it; less is rounding
 
 _FACTS = f"""
 facts = matrices + matrix * {FACTS}
@@ -28,7 +28,7 @@ rows, columns = tl.load(facts + 1).to(tl.int32), tl.multiple_of(tl.load(facts + 
 left, right = p + tl.load(facts + 3), q + tl.multiple_of(tl.load(facts + 4), ALIGNED)
 rank = tl.load(facts + 5).to(tl.int32)
 """
-# Which rows and columns of which matrix a program has.
+# The rows and columns of a program, and their matrix.
 _TILE = f"""
 matrix, chunk, block = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
 columns = tl.load(matrices + matrix * {FACTS} + 2).to(tl.int32)
@@ -37,7 +37,7 @@ columns = tl.load(matrices + matrix * {FACTS} + 2).to(tl.int32)
 
 @dataclass(frozen=True)
 class Thin:
-    """The width of the thin factors, a power of two; matrices may have a smaller rank."""
+    """Width of the thin factors, a power of two; matrices may have a smaller rank."""
 
     rank: int
 
@@ -51,7 +51,7 @@ class Thin:
 
 
 def source(thin: Thin) -> str:
-    """All kernels.
+    """Return all kernels.
 
     >>> "acc_3" in source(Thin(4)), "acc_4" in source(Thin(4))
     (True, False)
@@ -60,7 +60,7 @@ def source(thin: Thin) -> str:
 
 
 def _first(thin: Thin) -> str:
-    """P = (G + e) Q: a program has some rows."""
+    """Return the kernel of P = (G + e) Q: a program has some rows."""
     acc = f"({thin.rows}, {WIDE // 4}, 4)"
     load = [
         "where = flat + at + here + lane",
@@ -100,9 +100,12 @@ def first(flat, residual, p, q, matrices, tiles, RESIDUAL: tl.constexpr, CHAIN: 
 
 
 def _orthogonalise(thin: Thin) -> str:
-    """Columns become orthonormal in place: a program has a whole P. Their products, in double precision, are eliminated, and
-    beside them the unit matrix becomes the inverse of Cholesky's factor. A column that depends on those before it becomes
-    numbers by chance, and all begin anew; a number that is none makes none of all."""
+    """Return the kernel that makes columns orthonormal in place: a program has a whole P.
+
+    Their products, in double precision, are eliminated, and beside them the unit matrix becomes the inverse of
+    Cholesky's factor. A column that depends on those before it is replaced by random numbers, and all start again; a
+    NaN makes all NaN.
+    """
     pairs = [(i, j) for i in range(thin.rank) for j in range(i + 1)]
     names = [f"g_{i}_{j}" for i, j in pairs]
     loads = thin.each("x_# = tl.load(p + # * rows + at, mask=(at < rows) & (# < rank), other=0.0).to(tl.float64)")
@@ -153,8 +156,11 @@ def orthogonalise(p, matrices, CHAIN: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 def _eliminated(thin: Thin) -> list[str]:
-    """Scalars: `w_i_j` is how much of column j the new column i has, `gone_i` whether it depends on those before, `going`
-    whether any does."""
+    """Return scalar code of the elimination.
+
+    `w_i_j` is the weight of column j in the new column i, `gone_i` is true if it depends on those before, `going` if
+    any does.
+    """
     lines, every = ["going = 0"], range(thin.rank)
     for k in every:
         lines += [f"w_{k}_{k} = 1.0", f"square_{k} = g_{k}_{k}"]
@@ -175,8 +181,10 @@ def _eliminated(thin: Thin) -> list[str]:
 
 
 def _second(thin: Thin) -> str:
-    """Q = (G + e)' P: a program has some rows of some columns; the last one that ends adds up what all have found, always in
-    the same order."""
+    """Return the kernel of Q = (G + e)' P: a program has some rows of some columns.
+
+    The last program to end adds up all partial sums, always in the same order.
+    """
     load = "e_{i} = read(flat + at + (line + {i}).to(tl.int64) * columns + column, inside, WHOLE)"
     add = "acc_# += e_{i} * tl.load(left + tl.minimum(#, rank - 1) * rows + line + {i})"
     turns = [
@@ -235,7 +243,7 @@ def second(flat, p, q, partial, counters, matrices, tiles, CHAIN: tl.constexpr, 
 
 
 def _spread(thin: Thin) -> str:
-    """G = P Q', and what it lacks of what it was before into the residual; a gradient that is bad becomes nothing else."""
+    """Return the kernel of G = P Q'; the difference to the old value is the residual, and bad gradients become NaN."""
     known = thin.each("q_# = tl.load(right + # * columns + column, mask=inside & (# < rank), other=0.0)")
     load = thin.each("p_{i}_# = tl.load(left + tl.minimum(#, rank - 1) * rows + line + {i})")
     row = [
@@ -278,5 +286,5 @@ def spread(flat, residual, p, q, flags, matrices, tiles,
 
 
 def _rows(many: int, lines: list[str]) -> list[str]:
-    """The lines, for each of so many rows."""
+    """Return the lines for each of `many` rows."""
     return [line.replace("{i}", str(i)) for i in range(many) for line in lines]

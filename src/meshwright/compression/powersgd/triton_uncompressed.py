@@ -1,4 +1,4 @@
-"""What PowerSGD does with gradients that are sent as they are, and how it finds bad ones; imported only where Triton is."""
+"""Kernels for gradients that PowerSGD sends uncompressed, and for bad numbers; imported only with Triton."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from meshwright.compression.backends.triton.waiting import follow
 
 @triton.jit
 def judge(p, q, start, flags, judged, wide: tl.constexpr, chain: tl.constexpr):
-    """Whether a factor (or a gradient that is sent as it is) has a number that is infinite or none; such a factor becomes
-    the one that the first step began with."""
+    """Flag factors (or uncompressed gradients) with an infinite number or NaN.
+
+    Such a factor is reset to that of the first step.
+    """
     row = judged + tl.program_id(0) * 3
     thin, at, many = tl.load(row).to(tl.int32), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
     source = q if thin else p
@@ -34,7 +36,7 @@ def judge(p, q, start, flags, judged, wide: tl.constexpr, chain: tl.constexpr):
 
 @triton.jit
 def send(flat, residual, p, tiles, size: tl.constexpr, kept: tl.constexpr, chain: tl.constexpr):
-    """Gradients that are sent as they are, with their residual."""
+    """Copy uncompressed gradients, with their residual, to the message."""
     row = tiles + tl.program_id(0) * 4
     at, to, many = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     place = tl.arange(0, size)
@@ -52,7 +54,7 @@ def receive(
     flat, residual, p, lacks, flags, tiles, size: tl.constexpr,
     kept: tl.constexpr, said: tl.constexpr, chain: tl.constexpr,
 ):  # fmt: skip
-    """... and as they come back; `lacks` is what the message did not say of them."""
+    """Copy uncompressed gradients back from the message; `lacks` is what the message lost of them."""
     row = tiles + tl.program_id(0) * 4
     which, at, to, many = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     place = tl.arange(0, size)

@@ -1,4 +1,4 @@
-"""Synchronisation of gradients through codecs: pieces encode while others are on the wire, and nothing waits for ever."""
+"""Synchronisation of gradients through codecs: encoding overlaps with communication, and every wait has a limit."""
 
 from meshwright.compression.sync.bucket import Gradients
 from meshwright.compression.sync.ddp import register

@@ -1,4 +1,4 @@
-"""The buffers of a bucket of gradients, and its way through momentum, error feedback, topology and mean."""
+"""Buffers of a bucket of gradients, and its path through momentum, error feedback, topology and mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MADE: dict[str, Any] = {"gather": Gather, "scatter": Scatter, "ring": Ring, "tr
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a bucket holds: gradients one after the other."""
+    """Gradients of a bucket, one after the other."""
 
     keys: tuple[Hashable, ...]  # of the parameters, by which residuals are found again
     shapes: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Gradients:
 
 
 def as_it_lies(weight: Tensor) -> tuple[int, ...]:
-    """The shape of a parameter in the order of its memory, which is that of its gradient in a bucket.
+    """Return a parameter's shape in the order of its memory, which is that of its gradient in a bucket.
 
     >>> as_it_lies(torch.empty(3, 5).t()), as_it_lies(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
     ((3, 5), (2, 4, 5, 3))
@@ -44,7 +44,7 @@ def as_it_lies(weight: Tensor) -> tuple[int, ...]:
 
 @dataclass
 class Memory:
-    """Numbers that are kept for every parameter from step to step, however buckets are cut.
+    """Numbers kept for every parameter between steps, however buckets are cut.
 
     >>> memory = Memory()
     >>> memory.flat(("a", "b"), (2, 1)).add_(torch.tensor([1.0, 2.0, 3.0])).tolist()
@@ -56,7 +56,7 @@ class Memory:
     kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def flat(self, keys: Sequence[Hashable], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """One buffer for these parameters, with what was kept of them."""
+        """Return one buffer for these parameters, with their kept numbers."""
         made = torch.zeros(sum(counts), dtype=torch.float32, device=device)
         for key, view in zip(keys, made.split(list(counts)), strict=True):
             if (old := self.kept.get(key)) is not None and old.numel() == view.numel():
@@ -91,12 +91,12 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether means of these numbers are all there is to do."""
+        """Return True if a mean of the numbers is all there is to do."""
         clean = all(isinstance(topology, Exact) and topology.clean for _, topology in self._pieces)
         return clean and not self._momentum and self._scratch is None and self._mean and self._wires.all.size > 1
 
     def strands(self, flat: Tensor, step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
-        """The way of every piece at one step; `flat` holds the mean (or sum) of all processes in the end."""
+        """Return the strands of all pieces at one step; `flat` holds the mean (or sum) of all ranks at the end."""
         if flat.dtype != torch.float32 and self._scratch is None:
             self._scratch = torch.empty(flat.numel(), dtype=torch.float32, device=self._device)
         found = []
@@ -113,13 +113,13 @@ class Bucket:
         residual = None if self._residual is None else self._residual[own]
         if self._momentum:
             gathered, good = self._momentum[1][own], numbers.isfinite()
-            # A bad number is told, as any other, and its momentum stays as it was: it would be bad for ever.
+            # A bad number is sent like any other, and its momentum stays as it was, or it would be bad forever.
             gathered.copy_(torch.where(good, gathered * self._momentum[0] + numbers, gathered))
             numbers.copy_(torch.where(good, gathered, numbers))
         seed = seed_of(step, tag, self._wires.all.place)
         yield from topology.run(Run(numbers, residual, step, bucket, tag, seed))
         if self._momentum and residual is not None and isinstance(topology, (Gather, Scatter, Ring, Tree)):
-            # What was said in full needs no momentum of its own any more (DGC's masking); all else keeps it.
+            # Numbers sent in full lose their momentum (DGC's masking); all others keep it.
             gathered.mul_(residual != 0)
         factor = self._factor * (self._wires.all.size if topology.mean else 1)
         if factor != 1:

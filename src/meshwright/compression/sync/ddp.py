@@ -1,8 +1,8 @@
-"""How a `DistributedDataParallel` module comes to its synchroniser: `register(ddp, Choice(codec("int8"), "scatter"))`.
+"""Connect a `DistributedDataParallel` module to a synchroniser: `register(ddp, Choice(codec("int8"), "scatter"))`.
 
-Where it is left to `Auto` and nothing pays, not even a hook is registered: DDP sums as ever, and only the times at which
-gradients become ready are looked at. A hook costs some percent of a short step, also one that does nothing, and DDP does
-not let go of it again. When something pays later, since a link has become slower, the hook is registered then.
+With `Auto`, no hook is registered while nothing pays: DDP all-reduces as always, and only the times at which gradients
+become ready are recorded. An idle hook also costs some percent of a short step, and DDP cannot remove it. If
+compression pays later, since a link has become slower, the hook is registered then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USUAL = 25 << 20  # bytes of a bucket of DDP
 def register(
     ddp: Any, choice: Any, *, group: Any = None, traffic: Traffic | None = None, **options: Any
 ) -> Synchroniser:
-    """Let a `DistributedDataParallel` module average its gradients this way; options are those of `Options`.
+    """Average the gradients of a `DistributedDataParallel` module this way; options are those of `Options`.
 
     >>> import torch
     >>> import torch.distributed as dist
@@ -66,16 +66,19 @@ def register(
 
 
 def _hook_needed(ddp: Any, choice: Any, options: Options, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether DDP alone would do something else, or not be seen: sums, momentum and warm-up are the synchroniser's, which
-    refuses CUDA devices and looks at gradients for a guard; and processes that do not use the same parameters, or not
-    all of them, would be out of step without DDP's order of buckets."""
+    """Return True if DDP alone would do something else, or could not be observed.
+
+    - Sums, momentum and warm-up are the synchroniser's, which also refuses CUDA devices and examines gradients for a
+      guard.
+    - Ranks that use different parameters, or not all, would be out of step without DDP's order of buckets.
+    """
     asked = options.momentum or options.warm_up or not options.mean or choice.guard is not None
     some = ddp.find_unused_parameters or getattr(ddp, "static_graph", False)
     return bool(asked or some or any(one.is_cuda for one in parameters))
 
 
 class _Aside:
-    """A synchroniser that looks on until something pays."""
+    """Synchroniser that only observes until compression pays."""
 
     def __init__(
         self, ddp: Any, state: Synchroniser, ends: Sequence[nn.Parameter], gradients: Sequence[Gradients]
@@ -89,7 +92,7 @@ class _Aside:
         state.at_close(self._leave)
 
     def _gradient(self, place: int) -> None:
-        """The last gradient of a bucket is there."""
+        """Record that the last gradient of a bucket is ready."""
         if not self._ddp.require_backward_grad_sync:
             return
         self._ready.add(place)
@@ -99,8 +102,11 @@ class _Aside:
             self._ready.clear()
 
     def _before(self, module: nn.Module, given: Any) -> None:
-        """Between two steps a hook can be registered. Where processes may run out of data at different times
-        (`ddp.join()`), DDP calls it for those that have, which nothing else would tell of."""
+        """Register the hook between two steps.
+
+        If ranks may run out of data at different times (`ddp.join()`), DDP calls the hook for those that have, which
+        nothing else would reveal.
+        """
         if self._pays or getattr(getattr(self._ddp, "_join_config", None), "enable", False):
             self._ddp.register_comm_hook(self._state, hook)
             self._leave()
@@ -111,7 +117,7 @@ class _Aside:
 
 
 def _cut(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
-    """As DDP cuts: from the last parameter on, which has the first gradient."""
+    """Cut buckets as DDP does: from the last parameter on, which has the first gradient."""
     buckets: list[list[nn.Parameter]] = []
     room = 0
     for one in reversed(parameters):

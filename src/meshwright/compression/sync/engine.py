@@ -1,12 +1,14 @@
-"""The threads of a process that turn gradients into sums.
+"""Threads of a rank that turn gradients into sums.
 
-A *strand* is the way of one piece of a bucket: a generator that computes (encodes, merges, decodes), yields a transfer, and
-goes on when that has arrived. The *worker* computes, always what the wire needs soonest. *Waiters* wait, one for each
-transfer under way. Nothing else ever waits: not the worker, not the caller, not a callback.
+- A *strand* is the path of one piece of a bucket: a generator that computes (encodes, merges, decodes), yields a
+  transfer, and goes on when that has arrived.
+- The *worker* computes, always what the wire needs soonest.
+- *Waiters* wait, one for each transfer in progress. Nothing else ever waits: neither the worker, nor the caller, nor a
+  callback.
 
-No deadlock: all processes submit the same strands in the same order and begin the earliest ones first, a limited number at a
-time, each with a waiter of its own. So whichever strand is the earliest that is unfinished anywhere, all work on it. One
-waiter for all would not do: waiting for a message of one strand, it would not see that of another for which a peer waits.
+No deadlock: all ranks submit the same strands in the same order and start the earliest first. Their number is limited,
+and each has a waiter of its own. So all ranks work on whichever strand is the earliest unfinished one. A single waiter
+would not do: while it waits for one strand's message, it would miss that of another for which a peer waits.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from torch.futures import Future
 from meshwright.compression.sync.transport.wire import Transfer
 from meshwright.errors import InputError
 
-UNDER_WAY = 16  # strands that have begun and not ended, at most
+UNDER_WAY = 16  # maximum of strands that have begun and not ended
 
 
 @dataclass(eq=False)
 class _Job:
-    strands: int  # that are not at their end
+    strands: int  # unfinished strands
     result: Any
     future: Future[Any]
-    stream: Any  # of a CUDA device, on which it computes; none on a CPU
+    stream: Any  # CUDA stream on which it computes; None on a CPU
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """While the worker works for it."""
+        """Return the context in which the worker computes."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
 
@@ -45,11 +47,11 @@ class _Job:
 class _Strand:
     steps: Iterator[Transfer]
     job: _Job
-    urgency: tuple[bool, int, int]  # whether only decoding is left; bucket and piece in their order
+    urgency: tuple[bool, int, int]  # True if only decoding is left; bucket and piece in their order
 
 
 class Engine:
-    """Runs strands.
+    """Engine that runs strands.
 
     >>> engine = Engine(lambda error: error)
     >>> numbers = torch.ones(2)
@@ -61,22 +63,23 @@ class Engine:
 
     def __init__(self, verdict: Callable[[Exception], Exception]) -> None:
         self.error: Exception | None = None
-        self._verdict = verdict  # what is told of an error, after asking others
+        self._verdict = verdict  # turns an error into the reported one, after asking other ranks
         self._changed = threading.Condition()  # guards all that follows
         self._fresh: deque[_Strand] = deque()  # have not begun
-        self._ready: list[tuple[tuple[bool, int, int], int, _Strand]] = []  # may go on, the most urgent first
+        self._ready: list[tuple[tuple[bool, int, int], int, _Strand]] = []  # can go on, the most urgent first
         self._jobs: set[_Job] = set()
         self._serial = self._count = self._begun = 0
         self._closing = False
         self._posted: queue.SimpleQueue[tuple[Transfer, _Strand] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
-        self._waiters: list[threading.Thread] = []  # as many as strands have ever been under way at once
+        self._waiters: list[threading.Thread] = []  # as many as strands have ever been in progress at once
 
     def submit(self, strands: Sequence[Iterator[Transfer]], result: Any, stream: Any = None) -> Future[Any]:
-        """Begin; the future has the result when all strands are at their end. The first strand is the most urgent.
+        """Start strands, the first of which is the most urgent; the future gets the result when all have ended.
 
-        With a CUDA `stream`, the worker computes on it, and who waits for the future makes its own stream wait for it.
+        With a CUDA `stream`, the worker computes on it, and waiting for the future makes the caller's own stream wait
+        for it.
         """
         job = _Job(len(strands), result, Future(devices=None if stream is None else [stream.device]), stream)
         with self._changed:
@@ -96,7 +99,7 @@ class Engine:
         return job.future.then(self._value)
 
     def close(self) -> bool:
-        """End the threads; what is under way is given up. False where they were ended before."""
+        """End the threads and abandon strands in progress. Return False if they had ended before."""
         with self._changed:
             if self._closing:
                 return False
@@ -105,7 +108,7 @@ class Engine:
         self._worker.join(5.0)
         for _ in self._waiters:
             self._posted.put(None)
-        if self.error is None:  # else some may wait for one who is lost, until their limit
+        if self.error is None:  # else some may wait for a lost rank, until their limit
             for thread in self._waiters:
                 thread.join(5.0)
         return True
@@ -121,12 +124,12 @@ class Engine:
                 if transfer is None:
                     self._finish(strand)
                 else:
-                    # A later round of an early piece counts like the first round of the next piece.
+                    # A later round of an early piece is as urgent as the first round of the next piece.
                     strand.urgency = (transfer.last, strand.urgency[1], strand.urgency[2] + 1)
                     self._posted.put((transfer, strand))
 
     def _next(self) -> _Strand | None:
-        """The most urgent strand that can go on or may begin; waits for one; None when closing."""
+        """Return the most urgent strand that can go on or start; wait for one; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._ready or self._may_begin())
             if self._closing:
@@ -166,11 +169,11 @@ class Engine:
             if done:
                 self._jobs.remove(job)
         if done:
-            with job.on_stream():  # a future of a device remembers where this stream stands now
+            with job.on_stream():  # a device's future records the stream's current position
                 job.future.set_result(job.result)
 
     def fail(self, error: Exception) -> Exception:
-        """Give up, for something that was seen elsewhere; what everything after it fails with."""
+        """Fail because of an error seen elsewhere; return the error with which everything fails from now on."""
         self._fail(error)
         assert self.error is not None
         return self.error

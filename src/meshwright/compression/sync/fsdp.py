@@ -1,7 +1,7 @@
-"""Gradients of `fully_shard` modules through codecs: `register_sharded(model, Choice(codec("int8")))`.
+"""Compressed gradients of `fully_shard` modules: `register_sharded(model, Choice(codec("int8")))`.
 
-PyTorch lets a module have a reduce-scatter of its own (`set_custom_reduce_scatter`). This one only begins where it can: sums
-of several modules are under way while the backward pass goes on, and are complete when it ends.
+PyTorch lets a module have a reduce-scatter of its own (`set_custom_reduce_scatter`). This one only starts where it can:
+sums of several modules are in progress during the backward pass, and are complete when it ends.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ ByName = Callable[[str, Tensor], Choice]  # from a parameter's name and itself
 
 
 class Sharded:
-    """What sums the gradients of the modules that were registered together."""
+    """Synchronisers of modules that were registered together."""
 
     def __init__(self, synchronisers: Sequence[ShardSynchroniser]) -> None:
         self.synchronisers = tuple(synchronisers)
 
     def explain(self) -> str:
-        """The decisions of `Auto`, one table for each set of processes that sum together."""
+        """Return the decisions of `Auto`, one table for each group of ranks that sum together."""
         return "\n\n".join(sync.explain() for sync in self.synchronisers)
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on, for a checkpoint of this process. Views: copy what is to last."""
+        """Return the state of the next step, for a checkpoint of this rank. Tensors are views: copy them to keep them."""
         found = enumerate(sync.state().items() for sync in self.synchronisers)
         return {f"{place}/{key}": value for place, items in found for key, value in items}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state`, before the first step, on as many processes."""
+        """Restore a `state`, before the first step, on as many ranks."""
         for place, sync in enumerate(self.synchronisers):
             mine = f"{place}/"
             sync.restore({key.removeprefix(mine): value for key, value in state.items() if key.startswith(mine)})
 
     def residuals(self, name: str) -> list[Tensor]:
-        """What this process has not said yet of a parameter's gradient: its shards of all owners, one after the other."""
+        """Return this rank's residuals of a parameter: the shards of all owners, one after the other."""
         found = (sync.state().items() for sync in self.synchronisers)
         mine = (f"residual/{name}", f"residual/{name}/")
         return [one for some in found for key, one in some if key == mine[0] or key.startswith(mine[1])]
@@ -70,13 +70,13 @@ def register_sharded(
     traffic: Traffic | None = None,
     **options: Any,
 ) -> Sharded:
-    """Let `module`, and all in it that `fully_shard` was called on, reduce their gradients through codecs.
+    """Reduce the gradients of `module`, and of all `fully_shard` modules in it, through codecs.
 
-    `choice` is one for all, a function of each parameter's name and itself, or `Auto`, which takes of its ways those that
-    are possible here. Shards are summed at their owners, so that `Choice.topology` has no meaning. `copies`: processes
-    that hold equal shards of other sets (hybrid sharding, with `fully_shard` over a mesh of one dimension). Then sums
-    inside a set are PyTorch's, and those between copies, over `Choice.topology`, are compressed. A mesh of two dimensions
-    sums copies as PyTorch does.
+    - `choice` is one for all, a function of each parameter's name and itself, or `Auto`, which uses those of its
+      strategies that are possible here. Shards are summed at their owners, so `Choice.topology` has no meaning.
+    - `copies`: ranks that hold equal shards of other sets (hybrid sharding, with `fully_shard` over a mesh of one
+      dimension). Then sums inside a set are PyTorch's, and those between copies, over `Choice.topology`, are
+      compressed. With a mesh of two dimensions PyTorch sums copies.
 
     >>> from meshwright.compression import codec
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -118,11 +118,11 @@ def register_sharded(
 
 
 class _ReduceScatter:
-    """Of one module; PyTorch calls it when the gradients of a backward pass are to be summed."""
+    """Reduce-scatter of one module; PyTorch calls it when the gradients of a backward pass are to be summed."""
 
     def __init__(self, sync: ShardSynchroniser, held: Any, trained: dict[str, Any], bucket: int, copies: Any) -> None:
         self._sync, self._held, self._trained, self._bucket, self._copies = sync, held, trained, bucket, copies
-        # Where a dimension cannot be cut evenly, shards are filled up.
+        # If a dimension cannot be cut evenly, shards are padded.
         counts = [one.padded_sharded_param_size.numel() for one in trained.values()]
         self._count = sum(counts)
         if copies is None:
@@ -144,7 +144,7 @@ class _ReduceScatter:
         if self._copies is not None or output_tensor.numel() != self._count:
             scatter_tensor(output_tensor, input_tensor, op=op, group=group)
         if output_tensor.numel() != self._count:
-            # Some parameters had no gradient this time, PyTorch does not say which: all is summed as it is.
+            # Some parameters had no gradient this time, and PyTorch does not say which: all are summed uncompressed.
             if self._copies is not None:
                 dist.all_reduce(output_tensor, op=op, group=self._copies)
             return
@@ -159,7 +159,7 @@ class _ReduceScatter:
             self._sync.wait_for_all()
 
     def _lands_as_it_is(self, output: Tensor, op: Any) -> bool:
-        """Whether the result becomes the gradient without being read: else it must be complete before PyTorch goes on."""
+        """Return True if the result becomes the gradient without being read; else PyTorch must wait for it."""
         held, weights = self._held, [one.sharded_param for one in self._trained.values()]
         read = held._all_reduce_hook is not None or held._is_hsdp
         scaled = op != dist.ReduceOp.AVG and held.gradient_divide_factor != 1
@@ -173,7 +173,7 @@ class _ReduceScatter:
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
-    """Parameters that are reduced together, in PyTorch's own order; not public, seen in torch 2.11 and 2.13."""
+    """Yield parameters that are reduced together, in PyTorch's own order; not public, seen in torch 2.11 and 2.13."""
     state = fully_shard.state(module)
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return (group for group in groups if group is not None)
@@ -194,7 +194,7 @@ def _checked(choice: Choice | ByName, name: str, weight: Tensor, copies: Any) ->
 
 
 def _impossible(choice: Choice, copies: Any) -> InputError | None:
-    """Why gradients of shards cannot go this way."""
+    """Return why gradients of shards cannot have this choice, or None."""
     if choice.codec is not None and choice.codec.rounds > 1:
         return InputError(f"{choice.codec.name} needs whole matrices", field="codec", valid="a codec of one message")
     if choice.codec is not None and copies is None and sums_as(choice.codec):
@@ -204,7 +204,7 @@ def _impossible(choice: Choice, copies: Any) -> InputError | None:
 
 
 def _possible(auto: Auto, module: nn.Module, copies: Any) -> Auto:
-    """With the ways that shards can go; at owners, topologies make no difference."""
+    """Return `Auto` with the strategies that shards can have; at owners, topologies make no difference."""
     if any(one.is_cuda for one in module.parameters()):
         raise InputError("Auto decides for gradients on CPUs", field="choice", valid="a Choice, on CUDA devices")
     if auto.guard is not None:

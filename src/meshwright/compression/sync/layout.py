@@ -1,4 +1,4 @@
-"""How a bucket of gradients is cut into pieces, and what is done with each."""
+"""Cut a bucket of gradients into pieces, each with its choice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from meshwright.compression.topologies import TOPOLOGIES
 from meshwright.errors import InputError
 
-_LOW_RANK = 16  # times as many numbers as in another piece
-_ALIGN = 32  # numbers: cuts inside a gradient fall on whole packed words
+_LOW_RANK = 16  # factor of a piece's size over other codecs
+_ALIGN = 32  # numbers: cuts inside a gradient must lie between packed words
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is done with a gradient: a codec (none: plain sums), over which topology, in pieces of how many numbers.
+    """Choice for a gradient: a codec (None: exact sums), a topology, and the size of pieces.
 
     >>> Choice(topology="rings")
     Traceback (most recent call last):
@@ -26,7 +26,7 @@ class Choice:
 
     codec: Any = None
     topology: str = "gather"
-    piece: int = 1 << 20  # 4 MiB of float32: fills a link for longer than a message takes to start
+    piece: int = 1 << 20  # 4 MiB of float32: occupies a link for longer than a message takes to start
 
     def __post_init__(self) -> None:
         if self.codec is not None and not callable(getattr(self.codec, "batch", None)):
@@ -54,7 +54,7 @@ class Piece:
 
 
 def spans(counts: Sequence[int], choices: Sequence[Choice]) -> list[tuple[Choice, Piece]]:
-    """Adjacent gradients of one choice, together.
+    """Group adjacent gradients of one choice.
 
     >>> one, other = Choice(), Choice(topology="ring")
     >>> [(piece.start, piece.counts) for _, piece in spans([5, 6, 7], [one, one, other])]
@@ -74,7 +74,7 @@ def spans(counts: Sequence[int], choices: Sequence[Choice]) -> list[tuple[Choice
 
 
 def cut(piece: Piece, parts: int) -> list[Piece]:
-    """Into so many parts of nearly equal size (some empty where there are too few numbers).
+    """Cut into parts of nearly equal size (some empty if there are too few numbers).
 
     >>> [(part.start, part.counts) for part in cut(Piece(100, (40, 100)), 2)]
     [(100, (40, 56)), (196, (44,))]
@@ -85,8 +85,9 @@ def cut(piece: Piece, parts: int) -> list[Piece]:
 
 
 def pieces(choice: Choice, span: Piece) -> list[Piece]:
-    """What of adjacent gradients goes through encoding and messages together: exact sums all at once, thin factors of
-    many numbers in one message, since theirs are short.
+    """Cut adjacent gradients into pieces that are encoded and sent together.
+
+    Exact sums go all at once. Thin factors of many numbers share a message, since they are short.
 
     >>> from meshwright.compression import codec
     >>> span = Piece(0, (1 << 21, 100))
@@ -103,7 +104,7 @@ def pieces(choice: Choice, span: Piece) -> list[Piece]:
 
 
 def grouped(piece: Piece, numbers: int) -> list[Piece]:
-    """Into parts of whole gradients of about so many numbers each, for codecs that need a gradient as a whole.
+    """Group whole gradients into parts of about `numbers` numbers, for codecs that need whole gradients.
 
     >>> [part.counts for part in grouped(Piece(0, (40, 100, 7, 7)), 50)]
     [(40,), (100,), (7, 7)]
@@ -119,7 +120,7 @@ def grouped(piece: Piece, numbers: int) -> list[Piece]:
 
 
 def _between(piece: Piece, low: int, high: int) -> Piece:
-    """Numbers `low` to `high` of a piece."""
+    """Return the numbers `low` to `high` of a piece."""
     counts, at = [], 0
     for count in piece.counts:
         shared = min(at + count, high) - max(at, low)

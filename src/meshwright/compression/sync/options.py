@@ -1,4 +1,4 @@
-"""How a synchroniser treats gradients besides encoding them."""
+"""Options of a synchroniser beside the codec."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _LONGEST = 1e6  # seconds
 
 @dataclass(frozen=True)
 class Options:
-    """
+    """Options of a synchroniser.
+
     >>> Options(momentum=1.5)
     Traceback (most recent call last):
     ...
     meshwright.errors.InputError: momentum: is 1.5 (valid: 0 or more, less than 1)
     """
 
-    mean: bool = True  # of all processes; else their sum
-    error_feedback: bool = True  # what a message does not say is said later
-    momentum: float = 0.0  # of momentum correction (DGC): gathered here, before encoding; the optimizer then has none
-    warm_up: tuple[tuple[int, Choice], ...] = ()  # until which step another choice holds, in order
-    # Processes of a node: a process group, or how many, adjacent in rank. If they are more than one, gradients are summed
-    # uncompressed among them, and compressed between those of equal place in their nodes.
+    mean: bool = True  # mean over ranks; else the sum
+    error_feedback: bool = True  # what a message loses is added to the next one
+    momentum: float = 0.0  # of momentum correction (DGC), accumulated before encoding; the optimizer then has none
+    warm_up: tuple[tuple[int, Choice], ...] = ()  # (step until which it holds, choice), in order
+    # Ranks of a node: a process group, or a number of adjacent ranks. If more than one, gradients are summed
+    # uncompressed inside nodes, and compressed between ranks of equal index in their nodes.
     node: Any = 1
     limit: float = 60.0  # seconds that a wait may take
 
@@ -48,7 +49,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Of keywords.
+        """Create options from keywords.
 
         >>> Options.of({"lmit": 3})
         Traceback (most recent call last):
@@ -62,7 +63,7 @@ class Options:
         return cls(**given)
 
     def told(self) -> str:
-        """What must be the same everywhere, in words."""
+        """Return the options that must be the same on all ranks, as text."""
         warm_up = [(until, described(choice)) for until, choice in self.warm_up]
         return f"mean {self.mean}, error_feedback {self.error_feedback}, momentum {self.momentum}, warm_up {warm_up}"
 

@@ -1,8 +1,8 @@
-"""Reduce-scatter through codecs: each member owns an equal part of the numbers, and gets the sum of that part alone.
+"""Reduce-scatter through codecs: each rank owns an equal part of the numbers, and gets the sum of that part alone.
 
-It is the first half of the topology `scatter`: everyone sends each owner its share of the owner's part, and the owner adds
-what it decodes to its own share, which is never encoded. So what owners hold plus what all residuals hold is the sum of all
-gradients, at any time.
+It is the first half of the topology `scatter`: each rank sends each owner its share of the owner's part. The owner adds
+the decoded shares to its own, which is never encoded. So at any time the owners' parts and all residuals add up to the
+sum of all gradients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from meshwright.compression.sync.transport.wire import Transfer, Wire
 
 
 class Owned:
-    """Gradients of one module, laid out as `fully_shard` does: the shards of all gradients of the first member, then those
-    of the next; `counts` are the numbers of one member's shards."""
+    """Gradients of one module, laid out as `fully_shard` does.
+
+    The shards of all gradients of the first rank come first, then those of the next; `counts` are the numbers of one
+    rank's shards.
+    """
 
     def __init__(
         self,
@@ -42,17 +45,17 @@ class Owned:
         ]
         self.rounds = len(self._pieces)
         self._plain = all(choice.codec is None for choice in choices)
-        self._said = residual is None  # whether nothing is left of what codecs did not say
+        self._said = residual is None  # True if codecs have left no residual
 
     @property
     def exact(self) -> bool:
-        """Whether sums of these numbers are all there is to do."""
+        """Return True if a sum of the numbers is all there is to do."""
         return self._plain and self._said and self._wire.size > 1
 
     def strands(self, given: tuple[Tensor, Tensor], step: int, bucket: int, tag: int) -> list[Iterator[Transfer]]:
-        """From whole gradients to the sums of the own part of them, which are written into the second tensor."""
+        """Return strands that sum whole gradients, and write this rank's part into the second tensor."""
         whole, into = given
-        numbers = whole.float()  # itself, if it is float32 already
+        numbers = whole.float()  # the tensor itself, if it is float32 already
         found = []
         for i, piece in enumerate(self._pieces):
             seed = seed_of(step, tag + i, self._wire.place)
@@ -70,7 +73,7 @@ class Owned:
 
 
 class _Columns:
-    """The same numbers of every member's part."""
+    """Numbers at equal positions in every rank's part."""
 
     def __init__(self, codec: Any, piece: Piece, width: int, wire: Wire, device: torch.device) -> None:
         self.start, self.stop, self.wire = piece.start, piece.stop, wire
@@ -90,7 +93,7 @@ class _Columns:
 
 
 class _Exact:
-    """Numbers that travel as they are, with what error feedback had kept of them."""
+    """Numbers that are sent uncompressed, with their residual."""
 
     def __init__(self, piece: Piece, device: torch.device) -> None:
         self._own, self._pinned = slice(piece.start, piece.stop), device.type == "cuda"

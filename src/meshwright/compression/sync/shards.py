@@ -1,4 +1,4 @@
-"""Sums of gradients that `fully_shard` cuts, to the owners of their shards; `fsdp.py` has modules call it."""
+"""Sum gradients of `fully_shard` modules at the owners of their shards; `fsdp.py` connects modules to it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class ShardSynchroniser(Synchroniser):
-    """Sums gradients of sharded modules: to the owners of shards, or of equal shards between `copies` of them."""
+    """Synchroniser of sharded modules: sums at the owners of shards, or between `copies` of equal shards."""
 
     def __init__(self, choice: Any, options: Options, group: Any, traffic: Traffic | None, *, copies: bool) -> None:
         super().__init__(choice, options, group=group, traffic=traffic, owned=not copies)
         self.copies, self.choices = copies, dict[str, Choice]()  # by the name of a parameter
         self._under_way: list[tuple[Future[Tensor], Tensor, float]] = []
         self._pass = -1  # the backward pass at whose end they are waited for
-        self._order: dict[int, int] = {}  # which module's gradients came first, second ... in this step
+        self._order: dict[int, int] = {}  # module whose gradients came first, second ... in this step
 
     @property
     def size(self) -> int:
@@ -43,20 +43,20 @@ class ShardSynchroniser(Synchroniser):
         alike(said, dist.get_process_group_ranks(wire.group), "choice")
 
     def prepare(self, gradients: Gradients) -> None:
-        """Before there are any, time what they may need, where that is to be decided."""
+        """Benchmark strategies before the first gradients, if they are to be decided."""
         if self.pilot:
             self.pilot.prepare(self._whole(gradients).shapes)
 
     def scatter(self, whole: Tensor, into: Tensor, gradients: Gradients, bucket: int) -> Future[Tensor]:
-        """Begin to sum; each member gets its own part."""
+        """Start a reduce-scatter; each rank gets its own part."""
         return self._begin((whole, into), gradients, bucket, False, into)
 
     def later(self, future: Future[Tensor], into: Tensor, factor: float) -> None:
-        """Have `finish` wait for it, and multiply it then."""
+        """Make `finish` wait for a future, and then scale its result."""
         self._under_way.append((future, into, factor))
 
     def finish_with_backward(self) -> bool:
-        """Finish when the backward pass that runs now is at its end; false if none runs."""
+        """Finish at the end of the running backward pass; return False if none runs."""
         current = int(torch._C._current_graph_task_id())
         if current >= 0 and self._pass != current:
             self._pass = current
@@ -64,7 +64,7 @@ class ShardSynchroniser(Synchroniser):
         return current >= 0
 
     def finish(self) -> None:
-        """The end of a step."""
+        """Finish the step."""
         self.wait_for_all()
         self._order.clear()
         if self.pilot:
@@ -73,7 +73,7 @@ class ShardSynchroniser(Synchroniser):
             self.step += 1
 
     def wait_for_all(self) -> None:
-        """That is under way."""
+        """Wait for all sums in progress."""
         under_way, self._under_way = self._under_way, []
         for future, into, factor in under_way:
             self.wait(future)
@@ -91,7 +91,7 @@ class ShardSynchroniser(Synchroniser):
         return Owned(counts, choices, self._wires.all, residual=residual, device=device)
 
     def _chosen(self, gradients: Gradients, bucket: int) -> list[Choice]:
-        """For every gradient, of which all owners' shards go one way."""
+        """Return the choice of every gradient; all owners' shards of one share it."""
         whole = self._whole(gradients)
         if warming := self._warming():
             return [warming] * len(whole.keys)
@@ -102,7 +102,7 @@ class ShardSynchroniser(Synchroniser):
         return found
 
     def _whole(self, gradients: Gradients) -> Gradients:
-        """Gradients by their names, those of all owners together."""
+        """Return gradients by name, with those of all owners together."""
         if self.copies:
             return gradients
         each = len(gradients.keys) // self.size
@@ -114,7 +114,7 @@ class ShardSynchroniser(Synchroniser):
         super()._handed(self._whole(gradients), bucket, last)
 
     def _by_backend(self, given: Any, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
-        """Where nothing pays: the backend's own reduce-scatter, without threads and messages of ours; within our limit."""
+        """Run the backend's own reduce-scatter if nothing pays: without threads and messages of ours, with our limit."""
         if self.copies:
             return super()._by_backend(given, gradients, bucket, last)
         whole, into = given

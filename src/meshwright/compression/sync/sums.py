@@ -1,4 +1,4 @@
-"""Sums that need no decoding between: plain numbers, codes that may be added, and low-rank factors."""
+"""Sums without decoding in between: plain numbers, codes that can be added, and low-rank factors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from meshwright.compression.sync.transport.message import Envelope
 from meshwright.compression.sync.transport.wire import Transfer, Wire
 from meshwright.errors import InputError
 
-_SMALL = 1 << 16  # bytes up to which everyone sends all to everyone: one round instead of two
-_FEW = 4  # processes up to which everyone may send encoded factors to everyone
+_SMALL = 1 << 16  # bytes up to which all ranks send all to each other: one round instead of two
+_FEW = 4  # ranks up to which all may send encoded factors to each other
 
 
 class Plain:
-    """All-reduce of float32 numbers by the backend, from host memory; whatever error feedback had kept goes with them."""
+    """All-reduce of float32 numbers by the backend, from host memory, with the residual added."""
 
     rounds, mean = 1, False
 
     def __init__(self, wire: Wire, count: int, device: torch.device) -> None:
         self.wire = wire
         self._host = torch.empty(count, pin_memory=True) if device.type == "cuda" else None
-        self.clean = False  # nothing is left in the residual, nor will be: it was said, and sums are exact
+        self.clean = False  # True if the residual is empty and stays so: sums are exact
 
     def run(self, run: Run) -> Iterator[Transfer]:
         if run.residual is not None and not self.clean:
@@ -40,7 +40,7 @@ class Plain:
 
 
 class Total:
-    """The sum or maximum of numbers over all members, bit for bit the same everywhere."""
+    """Sum or maximum of numbers over all ranks, bit for bit the same everywhere."""
 
     def __init__(self, wire: Wire, count: int, dtype: torch.dtype, *, largest: bool = False) -> None:
         self.wire, self.count, self.dtype = wire, count, dtype
@@ -54,7 +54,7 @@ class Total:
         self._out = [Envelope(each * width) for _ in range(1 if self.whole else wire.size)]
 
     def run(self, run: Run, values: Tensor, first: int = 0, *, last: bool = False) -> Iterator[Transfer]:
-        """In place, over transfers `first` and those after it."""
+        """Reduce in place, with transfers `first` and later."""
         others, me = self.wire.others, self.wire.place
         if self.whole:
             self._out[0].numbers(self.dtype).copy_(values)
@@ -82,7 +82,7 @@ class Total:
         return values[self._edges[place] : self._edges[place + 1]]
 
     def _merged(self, into: Tensor, mine: Tensor) -> None:
-        """What all sent, in the order of their places."""
+        """Merge all ranks' numbers, in the order of ranks."""
         for place in range(self.wire.size):
             theirs = mine if place == self.wire.place else self._boxes[place].numbers(self.dtype)[: into.numel()]
             theirs = theirs.to(into.device)
@@ -93,7 +93,7 @@ class Total:
 
 
 class Summed:
-    """A codec whose messages are added as they are and decoded once; what it must agree on is agreed on before."""
+    """Codec whose messages are added without decoding and decoded once, after an agreement on shared values."""
 
     mean = False
 
@@ -125,23 +125,24 @@ class Summed:
 
 
 def sums_as(codec: Any) -> torch.dtype | None:
-    """The whole numbers as which a codec's messages are added; none if they must be decoded first.
+    """Return the integer type in which a codec's messages are added, or None if they must be decoded first.
 
-    Halves could be added as well, but are better decoded and added in float32.
+    Halves could be added as well, but it is better to decode them and add in float32.
     """
     kinds = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32}
     return kinds.get(codec.program.sums)
 
 
 class LowRank:
-    """Two rounds of sums of thin factors (PowerSGD), which a codec may shrink once more.
+    """Two rounds of all-reduces of thin factors (PowerSGD), which a codec may compress further.
 
-    Factors need no error feedback of their own: residuals are what a process had more than the product that all agree on,
-    however that came about. What is sent as it is does: what its codec loses goes to the residual. Encoded factors go to
-    everyone in one round if the topology is "gather" and processes are few, else in two with fewer bytes.
+    Factors need no error feedback of their own: the residual is the difference between a rank's gradient and the agreed
+    product, whatever caused it. Uncompressed gradients need it: what their codec loses goes to the residual. If the
+    topology is "gather" and ranks are few, each rank sends encoded factors to all in one round, else in two with fewer
+    bytes.
     """
 
-    rounds = 4  # at most: each sum takes one or two
+    rounds = 4  # maximum: each sum takes one or two
     mean = True
 
     def __init__(self, batch: Any, wire: Wire, codec: Any, device: torch.device, topology: str) -> None:

@@ -1,6 +1,6 @@
-"""Gradients of `DistributedDataParallel` through codecs: `ddp.register_comm_hook(Synchroniser(choice), hook)`."""
+"""Compressed gradients of `DistributedDataParallel`: `ddp.register_comm_hook(Synchroniser(choice), hook)`."""
 
-# Annotations are real objects here: DDP looks at those of a hook.
+# Annotations are real objects here: DDP checks those of a hook.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,12 +23,16 @@ from meshwright.errors import InputError
 
 
 class Synchroniser:
-    """Averages buckets of gradients over all processes of a group. All of them make it at the same time, and submit the
-    same buckets in the same order.
+    """Synchroniser that averages buckets of gradients over all ranks of a group.
 
-    The choice is one for all gradients, a function from the sizes of a bucket's gradients to a choice for each, or
-    `meshwright.compression.auto.Auto`.
-    Gradients of a CUDA device are encoded and decoded there, on a stream of its own; messages travel from host memory.
+    All ranks create it at the same time, and submit the same buckets in the same order. The choice is one of:
+
+    - a `Choice` for all gradients
+    - a function from the sizes of a bucket's gradients to a choice for each
+    - `meshwright.compression.auto.Auto`
+
+    Gradients of a CUDA device are encoded and decoded there, on a stream of its own; messages are sent from host
+    memory.
     """
 
     def __init__(
@@ -41,22 +45,25 @@ class Synchroniser:
         names: Mapping[int, str] | None = None,
         owned: bool = False,
     ) -> None:
-        """`names`: of parameters, by their identity, under which a checkpoint keeps what belongs to them. `owned`: sums
-        stay with the owners of their parts, as far as `Auto` is concerned."""
+        """Join the other ranks, and start the threads.
+
+        - `names`: names of parameters by identity, for checkpoints.
+        - `owned`: `Auto` assumes that sums stay with the ranks that own their parts.
+        """
         self.options, self.names = options or Options(), dict(names or {})
         self.step = 0
         self.traffic = traffic or Traffic()
         self._choice = _valid(choice)
-        self._leave: list[Callable[[], None]] = []  # what is done when it is closed
+        self._leave: list[Callable[[], None]] = []  # called when it is closed
         wanted = f"{described(choice)}; {self.options.told()}"
         self._wires, witness = joined(group, self.options.node, self.options.limit, self.traffic, wanted)
         self._residuals, self._momenta, self._warm = Memory(), Memory(), Memory()
-        self._stream: Any = None  # of the first CUDA device that gradients came from
+        self._stream: Any = None  # of the first CUDA device with gradients
         self._buckets: dict[tuple[int, Gradients, int, int], Any] = {}
         self._tag = 0
         self._witness = witness
         self._engine = Engine(self._told)
-        self.pilot: Any = None  # who decides, where the choice is left to it
+        self.pilot: Any = None  # the controller, if the choice is left to it
         if not isinstance(choice, Choice) and not callable(choice):
             from meshwright.compression.auto.controller import Controller
 
@@ -67,16 +74,16 @@ class Synchroniser:
 
     @property
     def error(self) -> Exception | None:
-        """Why everything after it fails, too: a `PeerLost` where a peer was lost."""
+        """The error that makes everything fail from now on: a `PeerLost` if a peer was lost."""
         return self._engine.error
 
     def gradients(self, parameters: Sequence[Tensor]) -> Gradients:
-        """Those of some parameters, one after the other."""
+        """Return the gradients of some parameters, one after the other."""
         keys = tuple(self.names.get(id(one), id(one)) for one in parameters)
         return Gradients(keys, tuple(as_it_lies(one) for one in parameters))
 
     def submit(self, flat: Tensor, gradients: Gradients, bucket: int = 0, *, last: bool = True) -> Future[Tensor]:
-        """Begin to average a bucket in place; `last`: the step ends with it. Returns at once."""
+        """Start to average a bucket in place; `last`: the step ends with it. Returns at once."""
         if flat.device.type not in ("cpu", "cuda") or not flat.is_contiguous() or not flat.is_floating_point():
             problem = f"{flat.dtype} on {flat.device}, {flat.layout}"
             raise InputError(problem, field="bucket", valid="real numbers, dense, on a CPU or CUDA device")
@@ -88,13 +95,13 @@ class Synchroniser:
         return self._begin(flat, gradients, bucket, last, flat)
 
     def _begin(self, given: Any, gradients: Gradients, bucket: int, last: bool, result: Tensor) -> Future[Tensor]:
-        """Submit what is `given` to a bucket's strands; the future's value is the `result` that they leave."""
+        """Submit `given` to a bucket's strands; the future's value is the `result` that they write."""
         if self.pilot:
             self._asked(self.pilot.settle, bucket)
         looking = self._looking()
         place = (bucket, gradients, self._stage(), -1 if looking else self.pilot.version if self.pilot else 0)
         if place not in self._buckets:
-            # DDP cuts its buckets anew after the first step: what shares parameters with this one is of the past.
+            # DDP rebuilds its buckets after the first step: older buckets with the same parameters are obsolete.
             fresh = set(gradients.keys)
             self._buckets = {key: made for key, made in self._buckets.items() if fresh.isdisjoint(key[1].keys)}
             self._buckets[place] = self._made(gradients, bucket, result.device)
@@ -112,29 +119,29 @@ class Synchroniser:
             return self._engine.submit(strands, result)
         if self._stream is None:
             self._stream = torch.cuda.Stream(result.device, priority=-1)  # short work that others wait for
-        # Gradients, and buffers made just now, are there when the caller's stream has come to this point.
+        # Gradients and new buffers are ready when the caller's stream reaches this point.
         ready = torch.cuda.current_stream(result.device).record_event()
         return self._engine.submit([_after(ready, strand) for strand in strands], result, self._stream)
 
     def stands_aside(self, buckets: Sequence[Gradients]) -> bool:
-        """Whether `Auto` leaves these to who averages them without it, for now; all processes ask at the same time."""
+        """Return True if `Auto` leaves these to DDP for now; all ranks ask at the same time."""
         return bool(self._asked(self.pilot.stands_aside, 0, buckets))
 
     def watch(self, gradients: Gradients, bucket: int, *, last: bool) -> bool:
-        """A bucket that somebody else averages is ready; whether the next ones should come here, since something pays."""
+        """Record that a bucket averaged elsewhere is ready; return True if the next ones should come here."""
         self._asked(self.pilot.settle, bucket)
         pays = any(one.codec for one in self._asked(self.pilot.choices, bucket, bucket, gradients))
         self._handed(gradients, bucket, last)
         return pays
 
     def _handed(self, gradients: Gradients, bucket: int, last: bool) -> None:
-        """Who decides is told of a bucket."""
+        """Report a bucket to the controller."""
         self.pilot.handed(gradients)
         if last:
             self._end_step(bucket)
 
     def _end_step(self, bucket: int) -> None:
-        """Who decides votes now and then."""
+        """Let the controller vote if it is time."""
         votes, stamp = self.pilot.ended(self.step), Stamp(self.step, bucket, self._tag)
         self.step += 1
         if votes:
@@ -142,7 +149,7 @@ class Synchroniser:
             self.pilot.voting(self._engine.submit([self.pilot.strand(stamp)], True))
 
     def _by_backend(self, given: Any, gradients: Gradients, bucket: int, last: bool) -> Future[Tensor]:
-        """Where nothing pays: the backend's own all-reduce, without threads and messages of ours."""
+        """Run the backend's own all-reduce if nothing pays: without threads and messages of ours."""
         wire, step = self._wires.all, self.step
         work = dist.all_reduce(given.div_(wire.size), group=wire.group, async_op=True)
         self._handed(gradients, bucket, last)
@@ -160,11 +167,11 @@ class Synchroniser:
         return summed
 
     def _failed(self, reason: str, step: int, bucket: int) -> Exception:
-        """What is told of sums that the backend could not make."""
+        """Return the error for sums that the backend could not make."""
         return self._engine.fail(Failed(Fault(-1, reason, step, bucket)))
 
     def wait(self, future: Future[Tensor]) -> Tensor:
-        """For something that was submitted; a `PeerLost` stays one, where PyTorch's future would tell its text alone."""
+        """Wait for a submitted bucket; raises `PeerLost` itself, where PyTorch's future would keep only its text."""
         try:
             return future.wait()
         except RuntimeError:
@@ -173,7 +180,7 @@ class Synchroniser:
             raise
 
     def _asked(self, question: Callable[..., Any], bucket: int, *arguments: Any) -> Any:
-        """Something that the first process answers for all: a message of its own, which may fail as others do."""
+        """Return the first rank's answer on all ranks: a message of its own, which may fail like others."""
         stamp = Stamp(self.step, bucket, self._tag)
         self._tag = (self._tag + 1) % TAGS
         try:
@@ -182,13 +189,13 @@ class Synchroniser:
             raise self._told(failed) from failed
 
     def _looking(self) -> bool:
-        """Whether sums of this step are exact, so that who decides can compare."""
+        """Return True if sums of this step are exact, so that the controller can compare."""
         return bool(self.pilot and self.pilot.looking(self.step) and not self._warming())
 
     def _piloted(
         self, flat: Tensor, gradients: Gradients, bucket: int, strands: list[Any], *, last: bool, looking: bool
     ) -> Future[Tensor]:
-        """The same, watched by who decides."""
+        """Submit a bucket under observation of the controller."""
         pilot = self.pilot
         future = self._engine.submit([pilot.timed(strand) for strand in strands], flat)
         if looking:
@@ -197,20 +204,23 @@ class Synchroniser:
         return future
 
     def explain(self) -> str:
-        """The decisions of `Auto` as a table: what is done with every bucket, what was expected and seen, what changed."""
+        """Return the decisions of `Auto` as a table: strategy of every bucket, prediction, outcome and changes."""
         from meshwright.compression.auto.table import explained
 
         return explained(self.pilot)
 
     def rules(self, names: Mapping[Any, str] | None = None, model: Any = None) -> tuple[Any, ...]:
-        """The decisions of `Auto` as a plan's `compression`; `names` of layers by those of parameters, where they are not
-        the same. With a `meshwright.Model`, layers that go one way are one rule."""
+        """Return the decisions of `Auto` as a plan's `compression`.
+
+        `names` maps names of parameters to those of layers, if they differ. With a `meshwright.Model`, consecutive
+        layers with one strategy become one rule.
+        """
         from meshwright.compression.auto.table import rules_of
 
         return rules_of(self.pilot, names, model)
 
     def residual(self, key: Any) -> Tensor | None:
-        """What this process has not said yet of a parameter's gradient, by its name or identity."""
+        """Return this rank's residual of a parameter's gradient, by its name or identity."""
         return self._residuals.kept.get(self.names.get(key, key))
 
     def _told(self, error: Exception) -> Exception:
@@ -218,16 +228,16 @@ class Synchroniser:
 
     @property
     def _kept(self) -> dict[str, Memory]:
-        """What lasts from step to step, by its name in checkpoints."""
+        """State that lasts between steps, by its name in checkpoints."""
         return {"residual": self._residuals, "momentum": self._momenta, "warm": self._warm}
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on, for a checkpoint: keys must be names then. Views: copy what is to last."""
+        """Return the state of the next step for a checkpoint; keys must be names. Tensors are views: copy them."""
         found = {f"{what}/{key}": one for what, memory in self._kept.items() for key, one in memory.kept.items()}
         return {"counters": torch.tensor([self.step, self._tag]), **found}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state`, before the first bucket is submitted."""
+        """Restore a `state`, before the first bucket is submitted."""
         if "counters" not in state:
             raise InputError("has no counters", field="state", valid="what `state()` has given")
         for name, value in state.items():
@@ -237,7 +247,7 @@ class Synchroniser:
         self.step, self._tag = map(int, state["counters"])
 
     def close(self) -> None:
-        """End its threads. Gradients that come later are refused; DDP without a hook goes on alone."""
+        """End its threads. Later gradients are refused; DDP without a hook goes on alone."""
         leave, self._leave = self._leave, []
         for one in leave:
             one()
@@ -245,15 +255,15 @@ class Synchroniser:
             self._wires.close()
 
     def at_close(self, leave: Callable[[], None]) -> None:
-        """Have something done when it is closed."""
+        """Register a function to be called at close."""
         self._leave.append(leave)
 
     def _stage(self) -> int:
-        """Of the warm-up; after it, as many as it has."""
+        """Return the stage of the warm-up; after it, the number of stages."""
         return sum(self.step >= until for until, _ in self.options.warm_up)
 
     def _warming(self) -> Choice | None:
-        """What holds instead of the choice, during the warm-up."""
+        """Return the choice that replaces the usual one during the warm-up, or None."""
         stage = self._stage()
         return self.options.warm_up[stage][1] if stage < len(self.options.warm_up) else None
 
@@ -276,13 +286,13 @@ class Synchroniser:
 
 
 def _after(ready: Any, strand: Iterator[Transfer]) -> Iterator[Transfer]:
-    """A strand whose first work waits, on the device, for what another stream has done until then."""
+    """Run a strand whose first work waits, on the device, for another stream."""
     torch.cuda.current_stream().wait_event(ready)
     yield from strand
 
 
 def hook(state: Synchroniser, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A communication hook of `DistributedDataParallel`; its state is a `Synchroniser`."""
+    """Communication hook of `DistributedDataParallel`; its state is a `Synchroniser`."""
     return state.submit(bucket.buffer(), state.gradients(bucket.parameters()), bucket.index(), last=bucket.is_last())
 
 

@@ -1,8 +1,8 @@
-"""Who sends what to whom. Each topology is a generator of transfers, with the codec's work between them.
+"""Topologies: generators of transfers, with the codec's work between them.
 
-In all of them a process encodes every number at most once a step, so that one residual, as long as the bucket, holds all it
-has not said yet: what was applied plus what all residuals hold is the sum of all gradients, at any time. And all decode the
-same messages in the same order, so that replicas stay equal bit by bit.
+In all of them a rank encodes every number at most once a step. So one residual, as long as the bucket, holds all that
+the rank has not sent yet: at any time the applied sum and all residuals add up to the sum of all gradients. All ranks
+decode the same messages in the same order, so that replicas stay equal bit by bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.compression.sync.transport.wire import TAGS, Transfer, Wire
 class Run:
     """One piece of a bucket at one step."""
 
-    numbers: Tensor  # float32: the gradient before, the sum over all members after
+    numbers: Tensor  # float32: the gradient before, the sum over all ranks after
     residual: Tensor | None
     step: int
     bucket: int
@@ -34,32 +34,32 @@ class Run:
         return Stamp(self.step, self.bucket, (self.tag + transfer) % TAGS)
 
     def part(self, start: int, stop: int, later: int = 0) -> Run:
-        """Some of its numbers, whose transfers come so many later."""
+        """Return some of its numbers, whose transfers are numbered `later` ones on."""
         residual = None if self.residual is None else self.residual[start:stop]
         return Run(self.numbers[start:stop], residual, self.step, self.bucket, self.tag + later, self.seed)
 
 
 def seed_of(step: int, tag: int, place: int) -> int:
-    """Of what is random in a piece's messages: others for every step, piece and process."""
+    """Return the seed of a piece's random numbers: different for every step, piece and rank."""
     return (step * 0x9E3779B1 + tag * 0x85EBCA77 + place) & 0x7FFFFFFF
 
 
 class Topology(Protocol):
-    """A way to sum, with its buffers."""
+    """Topology of a sum, with its buffers."""
 
-    rounds: int  # transfers that it needs
-    mean: bool  # whether it leaves the mean
+    rounds: int  # number of transfers
+    mean: bool  # True if it returns the mean
 
     def run(self, run: Run) -> Iterator[Transfer]:
-        """Replace the numbers by the sum over all members, or their mean."""
+        """Replace the numbers by the sum over all ranks, or their mean."""
         ...
 
 
 class Part:
-    """Numbers that are encoded together, and where they lie in the piece.
+    """Numbers that are encoded together, and their position in the piece.
 
-    On a CUDA device they are encoded and decoded there, and only messages are copied. Both copies wait until they are
-    complete: nothing is sent before the device has written it, and no buffer of the host is filled while it is read.
+    On a CUDA device they are encoded and decoded there, and only messages are copied. Both copies are waited for:
+    nothing is sent before the device has written it, and no host buffer is filled while it is read.
     """
 
     def __init__(self, codec: Any, piece: Piece, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Part:
         self._there = torch.zeros(self.bytes, dtype=torch.uint8, device=device) if device.type == "cuda" else None
 
     def envelope(self) -> Envelope:
-        """An empty one for its message."""
+        """Return an empty envelope for its message."""
         return Envelope(self.bytes, pinned=self._there is not None)
 
     def encode(self, run: Run, into: Envelope) -> None:
@@ -87,8 +87,11 @@ class Part:
 
 
 def tell_bad(batch: Any, message: Tensor, counts: tuple[int, ...], numbers: Tensor) -> None:
-    """A gradient that had infinite numbers somewhere becomes NaN everywhere, as it does without compression: loss scalers
-    and guards look for that. Messages of its sum say so again, other gradients are not touched."""
+    """Set a gradient to NaN on all ranks if it had infinite numbers or NaN on one.
+
+    Uncompressed sums do the same, and loss scalers and guards rely on it. Messages of its sum repeat the flag; other
+    gradients are not touched.
+    """
     flags = batch.flags(message)
     if flags.any():
         for flag, numbers_of_one in zip(flags.tolist(), numbers.split(counts), strict=True):
@@ -97,7 +100,7 @@ def tell_bad(batch: Any, message: Tensor, counts: tuple[int, ...], numbers: Tens
 
 
 class Gather:
-    """Everyone sends its message to everyone; each decodes and sums all."""
+    """All-gather of messages: each rank sends its message to all, decodes all and sums."""
 
     rounds, mean = 1, False
 
@@ -115,7 +118,7 @@ class Gather:
 
 
 class Scatter:
-    """Each member owns a part: it gets the others' messages of it, sums, encodes the sum and tells everyone.
+    """Reduce-scatter and all-gather: each rank owns a part, sums the others' messages, and sends the sum to all.
 
     Its own share of its own part is never encoded, so the residual of that part is free for the error of the sum.
     """
@@ -146,7 +149,7 @@ class Scatter:
 
 
 class Ring:
-    """Sums of parts go around once, one more share in each hop, and once more when they are complete."""
+    """Ring: sums of parts go around once, with one more share in each hop, and once more when they are complete."""
 
     mean = False
 
@@ -171,13 +174,13 @@ class Ring:
             coming = (me - hop) % size
             stamp = run.stamp(size - 1 + hop)
             yield self.wire.swap(stamp, [(after, whole)], [(before, self._in[coming])], last=hop == size - 2)
-            whole = self._in[coming]  # passed on as it came
+            whole = self._in[coming]  # forwarded unchanged
         for place, part in enumerate(self._parts):
             part.decode(self._out[place] if place == after else self._in[place], run, add=False)
 
 
 class Tree:
-    """Sums go up a binary tree and the whole comes down as one message: few hops for a few numbers."""
+    """Binary tree: sums go up, and the total comes down as one message. Few hops, for few numbers."""
 
     mean = False
 
@@ -198,7 +201,7 @@ class Tree:
                 self._part.decode(box, run, add=True)
         self._part.encode(run, self._whole if root else self._out)
         if not root:
-            # Two transfers of one tag: what goes up here is what the one above waits for.
+            # Two transfers of one tag: the message sent up here is the one that the parent waits for.
             yield swap(run.stamp(0), [(self._above, self._out)], [])
             yield swap(run.stamp(1), [], [(self._above, self._whole)], last=not below)
         if below:
@@ -207,7 +210,7 @@ class Tree:
 
 
 class TwoLevels:
-    """Inside a node uncompressed: each member sums a part over the node, compresses it between nodes, and hands it back."""
+    """Two levels: each rank sums a part uncompressed within its node, compresses it between nodes, and hands it back."""
 
     mean = False
 

@@ -1,8 +1,8 @@
-"""Exact means, from process to process: each owns a part, averages what all have of it, and tells everyone.
+"""Exact means by point-to-point messages: each rank owns a part, averages all ranks' copies of it, and sends it to all.
 
-As reduce-scatter and all-gather, but straight from where gradients lie and back to there: nothing is copied, every part is
-read once (a ring reads and writes its sums at every hop), there are two rounds however many processes there are, and it is
-known for whom one waits.
+This is a reduce-scatter and an all-gather, directly from and to the memory of gradients. Nothing is copied, and every
+part is read once (a ring reads and writes its sums at every hop). There are two rounds for any number of ranks, and the
+awaited peer is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.compression.sync.transport.wire import Transfer, Wire
 
 
 class Exact:
-    """Whatever error feedback had kept goes with the first sums; after that there is nothing to keep."""
+    """Exact mean. An existing residual is added to the first sums; after that there is none."""
 
     rounds, mean = 2, True
 
@@ -32,7 +32,7 @@ class Exact:
         self._edges = [slice(part.start, part.stop) for part in cut(Piece(0, (count,)), wire.size)]
         mine = self._edges[wire.place]
         self._shares = [(place, torch.empty(mine.stop - mine.start, device=device)) for place in wire.others]
-        self.clean = False  # nothing is left in the residual, nor will be
+        self.clean = False  # True if the residual is empty and stays so
 
     def run(self, run: Run) -> Iterator[Transfer]:
         if run.residual is not None and not self.clean:
@@ -59,7 +59,7 @@ def _by_torch(into: Tensor, others: Sequence[Tensor]) -> None:
 
 @cache
 def averaging() -> Callable[[Tensor, Sequence[Tensor]], None]:
-    """What makes numbers the mean of themselves and others, added in their order.
+    """Return a function that replaces numbers by the mean of themselves and others, added in order.
 
     >>> into = torch.ones(3)
     >>> averaging()(into, [torch.tensor([1.0, 2.0, 3.0])])

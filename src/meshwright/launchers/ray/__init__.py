@@ -1,6 +1,6 @@
-"""Training and measuring on a cluster of Ray.
+"""Training and measuring on a Ray cluster.
 
-- `driver`: train on a cluster of Ray
-- `measure`: measure the nodes of a cluster of Ray and the links between them
-- `rank`: one process of a run, as an actor of Ray
+- `driver`: train on a Ray cluster
+- `measure`: measure the nodes of a Ray cluster and the links between them
+- `rank`: one rank of a run, as a Ray actor
 """

@@ -1,7 +1,7 @@
-"""Train on a cluster of Ray: one bundle of a placement group per node, one actor per process.
+"""Train on a Ray cluster: one bundle of a placement group per node, one actor per rank.
 
-Ray keeps the nodes of the group apart (STRICT_SPREAD) and starts the actors; the processes then meet and train as under
-torchrun. Events come back through a queue of Ray's; the first failure ends all.
+Ray puts each bundle on a node of its own (STRICT_SPREAD) and starts the actors. The ranks then join as under torchrun.
+Events come back through a Ray queue; the first failure ends all ranks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from meshwright.run.train import make_folders
 
 Event = dict[str, Any]
 Bundle = dict[str, float]
-_ROOM = 600.0  # seconds to wait for nodes: others may be using them, or they have yet to start
-_KNOWN = 2.0  # seconds that others get to end, once one has said why
-_PATIENCE = 15.0  # the same to find out why, once one was lost
-_TOGETHER = 25.0  # the same once one has stopped
+_ROOM = 600.0  # seconds to wait for nodes: others may use them, or they are still starting
+_KNOWN = 2.0  # seconds that other ranks get to end once one has reported an error
+_PATIENCE = 15.0  # seconds to find the reason once a rank is lost
+_TOGETHER = 25.0  # seconds that other ranks get once one has stopped
 _NOT_HIDDEN = ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES")  # fmt: skip
 
 
 def bundles(request: Request) -> list[Bundle]:
-    """What each node must have, in the order of ranks: all its devices, and a core for every process.
+    """Return each node's resources in the order of ranks: all its devices, and a core for every rank.
 
     >>> import meshwright as mw
     >>> from meshwright.run.options import Training
@@ -60,7 +60,7 @@ def bundles(request: Request) -> list[Bundle]:
 
 
 def accelerator_type(device: Device) -> str:
-    """What Ray calls a kind of device (ray/util/accelerators); nodes of other kinds must be started with that resource.
+    """Return Ray's name of a kind of device (ray/util/accelerators); other kinds must be started with that resource.
 
     >>> from meshwright.clusters import Cluster
     >>> [accelerator_type(Cluster.preset(name).device(0)) for name in ("a100-40gb", "mi300x", "h100")]
@@ -75,7 +75,7 @@ def accelerator_type(device: Device) -> str:
 def train(
     request: Request, promised: Estimate, tell: Callable[[Event], None], *, address: str = "", room: float = _ROOM
 ) -> int:
-    """Train on a running cluster of Ray until the run has ended; raises what made it fail.
+    """Train on a running Ray cluster until the run has ended; raise the error that ended it.
 
     Return the signal that stopped it early, or 0.
     """
@@ -98,23 +98,23 @@ def train(
             }
             return _Watch(ray, members, running, queue, tell, asked).until_the_end()
     finally:
-        ray.shutdown()  # ends what this program has started: actors, the queue, the placement group
+        ray.shutdown()  # ends all that this program has started: actors, the queue, the placement group
 
 
 @dataclass(frozen=True)
 class _Member:
-    """One process of the run."""
+    """One rank of the run."""
 
     actor: Any
-    place: dict[str, str]  # its own part of the environment
+    place: dict[str, str]  # the rank's own part of the environment
     host: str
     port: int
     process: int
-    where: Any  # the node, as Ray's scheduler is told
+    where: Any  # the node, as Ray's scheduler names it
 
 
 def connected(address: str) -> Any:
-    """Ray, joined to a running cluster."""
+    """Return Ray, connected to a running cluster."""
     try:
         import ray
     except ImportError:
@@ -131,7 +131,7 @@ def connected(address: str) -> Any:
 
 
 def _errors_to_stderr() -> None:
-    """Let Ray print what it says of lost workers to standard error, not among the steps (private; seen in Ray 2.60)."""
+    """Send Ray's messages on lost workers to standard error, away from the steps (private; seen in Ray 2.60)."""
     from ray._private import worker
 
     usual = worker.print_to_stdstream
@@ -143,14 +143,14 @@ def _errors_to_stderr() -> None:
 
 
 def _reachable(address: str) -> None:
-    """Whether anything listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise if nothing listens at HOST:PORT: Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _nodes(ray: Any, request: Request, room: float, asked: list[tuple[int, float]]) -> Any:
-    """The placement group, once its nodes are there."""
+    """Wait for the nodes, and return the placement group."""
     wanted = bundles(request)
     group = ray.util.placement_group(wanted, strategy="STRICT_SPREAD")
     ready, until, said = group.ready(), time.monotonic() + room, False
@@ -165,7 +165,7 @@ def _nodes(ray: Any, request: Request, room: float, asked: list[tuple[int, float
 
 
 def _short_of(ray: Any, wanted: list[Bundle]) -> str:
-    """What is asked for, and how many nodes of the cluster have as much when nobody uses them."""
+    """Return the requested resources, and the number of nodes that have as much while idle."""
     every = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     asks = []
     for needs in {tuple(bundle.items()): bundle for bundle in wanted}.values():
@@ -176,13 +176,13 @@ def _short_of(ray: Any, wanted: list[Bundle]) -> str:
 
 
 def _start(ray: Any, request: Request, group: Any, room: float) -> list[_Member]:
-    """Every actor, in the order of ranks."""
+    """Start every actor, and return them in the order of ranks."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     made = []
     for some in request.nodes:
         device = request.job.cluster.groups[some.group].device
-        # All devices of the node are ours, and seen: a process finds its own, and its neighbours'.
+        # Each rank sees all devices of the node: it picks its own, and reaches its neighbours'.
         environment = dict.fromkeys(_NOT_HIDDEN, "1") | visible(device, some) if vendor_of(device).visible else {}
         options = {"num_cpus": 1, "runtime_env": {"env_vars": environment} if environment else None} | _share(device)
         for rank in some.ranks:
@@ -210,7 +210,7 @@ def _place(some: Alike, rank: int) -> dict[str, str]:
 
 
 class _Watch:
-    """Watches the actors of a run until all have ended."""
+    """Loop that follows the actors of a run until all have ended."""
 
     def __init__(
         self,
@@ -223,14 +223,17 @@ class _Watch:
     ) -> None:
         self._ray, self._members, self._running, self._queue = ray, members, running, queue
         self._tell, self._asked = tell, asked
-        self._passed_on = self._told = 0  # the signal that all were sent; the one that some rank was
+        self._passed_on = self._told = 0  # the signal that all ranks were sent; the one that some rank received
         self._failures: list[Event] = []
-        self._lost: dict[int, str] = {}  # ranks that ended without an answer, and what Ray says
+        self._lost: dict[int, str] = {}  # ranks that ended without an answer, and Ray's message
         self._codes: list[int] = []
         self._stopped_event = False
 
     def until_the_end(self) -> int:
-        """Return the signal that stopped the run early, or 0; raises why it failed. A failure ends the others."""
+        """Wait for the end, and return the signal that stopped the run early, or 0.
+
+        A failure ends the other ranks, and is raised.
+        """
         until = float("inf")
         while self._running and time.monotonic() < until:
             self._pass_on()
@@ -248,7 +251,7 @@ class _Watch:
             raise TrainingFailed(f"a rank ended with code {min(other)}")
         if STOPPED not in self._codes:
             return 0
-        if not self._stopped_event:  # before the first step: nobody was listening yet
+        if not self._stopped_event:  # before the first step: no rank was listening yet
             self._tell({"event": "stopped", "time": time.time(), "step": 0})
         return self._passed_on or self._told or signal.SIGTERM
 
@@ -265,7 +268,7 @@ class _Watch:
                 near.remote(member.process)
 
     def _take(self) -> None:
-        """Take the messages that have come."""
+        """Process the messages that have arrived."""
         count = self._queue.qsize()
         for kind, _, facts in self._queue.get_nowait_batch(count) if count else []:
             if kind == "event":
@@ -273,12 +276,12 @@ class _Watch:
                 self._tell(facts)
             elif kind == "failure":
                 self._failures.append(facts)
-            elif not self._asked:  # a rank was sent a signal of its own
+            elif not self._asked:  # a rank received a signal of its own
                 self._told = facts["signal"]
                 print(facts["text"], file=sys.stderr)  # noqa: T201
 
     def _end(self, one: Any, rank: int) -> None:
-        """Note how a rank ended; one that gives no answer ended itself, was killed, or was on a node that is lost."""
+        """Record how a rank ended. Without an answer it ended itself, was killed, or lost its node."""
         try:
             self._codes.append(int(self._ray.get(one)))
         except self._ray.exceptions.RayError as error:

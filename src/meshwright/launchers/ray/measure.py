@@ -1,4 +1,4 @@
-"""Measure the nodes of a cluster of Ray and the links between them: one actor per device, as under torchrun."""
+"""Measure the nodes of a Ray cluster and the links between them: one actor per device, as under torchrun."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from meshwright.launchers.ray.driver import connected
 from meshwright.launchers.ray.rank import Rank
 from meshwright.measurement.measure import check_output
 
-Tell = Callable[[str, int, int], None]  # what is measured now, how much is done, of how much
+Tell = Callable[[str, int, int], None]  # name of the measurement, work done, work in all
 _START = 120.0  # seconds for actors to start
 
 
 class Measurer(Rank):
-    """One process of the measurement."""
+    """Actor that is one rank of the measurement."""
 
     def measure(self, name: str, place: dict[str, str], events: Any) -> str | MeshwrightError:
-        """The text of the cluster file, in the first process; what ended it, where something did.
+        """Return the text of the cluster file on the first rank, or the error that ended the measurement.
 
-        What is done so far stays on the first node, in a folder of its own: a run that was interrupted goes on.
+        Samples so far stay in a folder of the first node: an interrupted measurement goes on from there.
         """
         from meshwright.measurement.worker import measure
 
@@ -41,7 +41,7 @@ class Measurer(Rank):
 
 
 def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: None, *, address: str = "") -> Cluster:
-    """All nodes of a running cluster of Ray: their accelerators, or `devices` processes of each one's CPU (one)."""
+    """Measure all nodes of a running Ray cluster: their accelerators, or `devices` CPU ranks on each (default one)."""
     check_output(output)
     ray = connected(address)
     from ray.util.queue import Queue
@@ -61,7 +61,7 @@ def measure(output: str, devices: int = 0, tell: Tell = lambda name, done, of: N
 
 
 def _members(ray: Any, devices: int) -> list[tuple[Any, dict[str, str]]]:
-    """(actor, its place) of every process, node by node."""
+    """Return (actor, environment) of every rank, node by node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
@@ -71,7 +71,7 @@ def _members(ray: Any, devices: int) -> list[tuple[Any, dict[str, str]]]:
         count = int(node["Resources"].get("GPU", 0)) if accelerators else devices or 1
         where = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
         for local in range(count):
-            # All of a node's devices are seen by each process: it takes the one of its place.
+            # Each rank sees all devices of a node, and takes the one of its local rank.
             seen = {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}}
             options = {"num_gpus": 1, **seen} if accelerators else {"num_cpus": 0}
             place = {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": index, "RANK": len(found)}
@@ -81,7 +81,7 @@ def _members(ray: Any, devices: int) -> list[tuple[Any, dict[str, str]]]:
 
 
 def _text(ray: Any, running: list[Any], queue: Any, tell: Tell) -> str:
-    """What the first process has written; the first error ends all."""
+    """Return the cluster file written by the first rank; the first error ends all ranks."""
     left, said = list(running), ""
     while left:
         ended, left = ray.wait(left, num_returns=1, timeout=0.5)

@@ -1,4 +1,4 @@
-"""One process of a run, as an actor of Ray. Of this room, only this file leads to torch, and only on Ray's workers."""
+"""One rank of a run, as a Ray actor. Only this file of the room imports torch, and only on Ray's workers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from meshwright.run.processes.launch import Work
 
 
-_LOOK = 2.0  # seconds between two looks at what the driver has taken
+_LOOK = 2.0  # seconds between two looks at whether the driver still reads
 
 
 class Rank:
-    """Trains in the main thread of its process, where signals are heard: it has no other thread that could be called."""
+    """Actor that trains in the main thread of its process, which receives signals; no other thread could be called."""
 
     def met(self) -> tuple[str, int, int]:
-        """Where the others find this process, at a port that is free; and its number on its node."""
+        """Return the host, a free port, and this process's number on its node."""
         import ray
 
         with socket.socket() as opened:
@@ -29,9 +29,9 @@ class Rank:
             return ray.util.get_node_ip_address(), int(opened.getsockname()[1]), os.getpid()
 
     def train(self, work: Work, place: dict[str, str], driver: tuple[str, int], messages: Messages) -> int:
-        """Train until the end; return the exit code. What ended the run too early is among the messages.
+        """Train until the end and return the exit code. An error that ended the run early is among the messages.
 
-        `place` is the environment that torchrun would give; `driver` the machine and number of the driver's process.
+        `place` is the environment that torchrun would set; `driver` is the machine and process number of the driver.
         """
         from meshwright.base.processes import this_machine
         from meshwright.run.processes.launch import quiet_exit
@@ -43,7 +43,7 @@ class Rank:
         near = process if machine == this_machine() else 0
 
         def finish(code: int) -> None:
-            """End this process where its main thread waits for others, and else the call: Ray reports lost workers."""
+            """End this process if its main thread waits for others, else end the call: Ray reports lost workers."""
             if threading.current_thread() is not threading.main_thread():
                 quiet_exit(code)
             raise _Left(code)
@@ -55,7 +55,7 @@ class Rank:
 
 
 class _Left(Exception):
-    """Training has ended too early, with an exit code; what ended it was sent."""
+    """Signal that training ended early with an exit code; its error has been sent."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -63,7 +63,7 @@ class _Left(Exception):
 
 
 class Messages:
-    """A queue of Ray's, as ranks use it: only the first one's events matter to the driver."""
+    """Ray queue for the ranks: the driver only needs the events of the first rank."""
 
     def __init__(self, queue: Any, *, events: bool) -> None:
         self._queue, self._events = queue, events
@@ -77,7 +77,7 @@ class Messages:
             self._put += 1
 
     def read(self) -> bool:
-        """Return True while the driver takes messages, as far as the rank that sends events can see; looks rarely."""
+        """Return True while the driver reads messages, as far as the sending rank can see; looks rarely."""
         if self._events and time.monotonic() > self._looked + _LOOK:
             self._looked = time.monotonic()
             with suppress(Exception):  # a queue that is gone belongs to a driver that is gone
@@ -88,5 +88,5 @@ class Messages:
 
 
 def ask_to_end(process: int) -> None:
-    """A process of this node, after a whole step and with a checkpoint."""
+    """Ask a process of this node to end after a whole step, with a checkpoint."""
     os.kill(process, signal.SIGTERM)

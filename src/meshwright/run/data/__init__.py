@@ -1,7 +1,7 @@
-"""What is trained on: text to tokens, tokens to samples, the same samples under every plan.
+"""Training data: text to tokens, tokens to samples, the same samples under every plan.
 
-Everything here is numpy; only `device`, which moves samples to an accelerator, imports torch, so that `meshwright prepare`
-starts without it.
+Everything here is numpy, so that `meshwright prepare` starts without torch. Only `prefetch`, which moves samples to a
+device, imports it.
 """
 
 from meshwright.run.data.batches import PADDING, Batches, Samples, Source

@@ -1,6 +1,6 @@
-"""Which samples make up a step: a function of the seed and the step alone, so that nothing else must be saved.
+"""Samples of each step, computed from the seed and the step alone, so that nothing else must be saved.
 
-The order knows nothing of processes or plans. A process asks for the rows it needs and reads no others.
+The order knows nothing of ranks or plans. A rank asks for the rows it needs and reads no others.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from meshwright.run.data.dataset import Dataset
 from meshwright.run.data.shuffle import mixed, shuffled
 
 Split = Literal["train", "evaluation"]
-PADDING = -1  # the document of tokens that are none
+PADDING = -1  # document number of padding tokens
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows of a step. `documents` says to which document of its sample a token belongs, from 0; -1 is padding."""
+    """Rows of a step. `documents` numbers the documents of a sample from 0; -1 is padding."""
 
     tokens: NDArray[np.int64]  # (rows, seq_len)
     documents: NDArray[np.int64] | None  # the same shape; None where a sample is one document
 
 
 class Source(Protocol):
-    """What training reads from: prepared tokens or synthetic ones."""
+    """Data source of training: prepared tokens or synthetic ones."""
 
     vocabulary: int
     seq_len: int
     global_batch: int
 
     def samples(self, step: int, rows: Sequence[int]) -> Samples:
-        """Some rows, of 0 .. global_batch-1, of a step."""
+        """Return some rows, of 0 .. global_batch-1, of a step."""
 
 
 class Batches:
-    """Samples of a dataset, every one once in an epoch, in an order of its own in every epoch."""
+    """Samples of a dataset: each one once per epoch, in a new order every epoch."""
 
     def __init__(
         self, dataset: Dataset, *, seq_len: int, global_batch: int, seed: int, packed: bool = True,
@@ -61,7 +61,7 @@ class Batches:
         return f"more {unit}" + (f", or a global batch of at most {self.count:,}" if self.count else "")
 
     def samples(self, step: int, rows: Sequence[int]) -> Samples:
-        """Some rows, of 0 .. global_batch-1, of a step."""
+        """Return some rows, of 0 .. global_batch-1, of a step."""
         read = self._packed_sample if self._packed else self._padded_sample
         found = [read(int(number)) for number in self.numbers(step, rows)]
         shape = (len(found), self.seq_len)
@@ -69,7 +69,7 @@ class Batches:
         return Samples(tokens, documents)
 
     def numbers(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Which samples of the dataset the rows are."""
+        """Return the numbers of the dataset's samples that the rows are."""
         places = step * self.global_batch + check_rows(step, rows, self.global_batch)
         chosen = np.empty_like(places)
         for epoch in np.unique(places // self.count):
@@ -95,7 +95,7 @@ class Batches:
 
 
 def check_rows(step: int, rows: Sequence[int], global_batch: int) -> NDArray[np.int64]:
-    """Rows as an array; one that is not of the step would silently be a sample of another."""
+    """Return rows as an array. A row outside the step is refused: it would silently be a sample of another step."""
     found = np.asarray(rows, np.int64)
     if step < 0 or (len(found) and not 0 <= found.min() <= found.max() < global_batch):
         raise ValueError(f"step {step} has no rows {list(rows)[:8]}: rows are 0 .. {global_batch - 1}")
@@ -103,7 +103,7 @@ def check_rows(step: int, rows: Sequence[int], global_batch: int) -> NDArray[np.
 
 
 def _held_out(asked: float, count: int) -> int:
-    """A count, or the nearest to a fraction; at least one sample where any is asked for."""
+    """Return the number of held-out samples from a count or a fraction; at least one if any is requested."""
     held = asked if isinstance(asked, int) else max(1, round(asked * count)) if asked else 0
     if asked < 0 or held >= count > 0:
         raise InputError(

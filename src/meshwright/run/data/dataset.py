@@ -1,4 +1,4 @@
-"""A prepared folder, memory-mapped: one stream of tokens and where its documents end."""
+"""A prepared folder, memory-mapped: one stream of tokens, and the end of each document in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.run.data.manifest import DOCUMENTS, Manifest, read_manifest
 
 
 class Dataset:
-    """Tokens that are read where they lie; opening costs the same for a megabyte and a terabyte.
+    """Tokens read from where they are stored; opening takes as long for a megabyte as for a terabyte.
 
     >>> from meshwright.run.data import prepare
     >>> import tempfile
@@ -35,7 +35,7 @@ class Dataset:
             raise self._damaged(DOCUMENTS, f"its last document ends at {self._ends[-1]}, not {self.manifest.tokens}")
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
-        """A part of the stream."""
+        """Return a range of the stream."""
         parts = []
         for shard in range(start // self._capacity, (stop - 1) // self._capacity + 1):
             at = shard * self._capacity
@@ -47,7 +47,7 @@ class Dataset:
         return found
 
     def documents(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The document of every token of a part, the first one being 0."""
+        """Return the document of every token in a range, numbered from 0."""
         first, last = np.searchsorted(self._ends, [start, stop - 1], side="right")
         ends = np.minimum(self._ends[first : last + 1], stop)
         lengths = np.diff(ends, prepend=start)
@@ -56,7 +56,7 @@ class Dataset:
         return np.repeat(np.arange(len(ends)), lengths)
 
     def bounds(self, document: int) -> tuple[int, int]:
-        """Where a document begins and ends."""
+        """Return the bounds of a document in the stream."""
         start = int(self._ends[document - 1]) if document else 0
         stop = int(self._ends[document])
         if not 0 <= start < stop <= self.manifest.tokens:

@@ -1,4 +1,4 @@
-"""The manifest of a prepared folder: what its files hold, so that a damaged one is noticed before training."""
+"""The manifest of a prepared folder. It describes the files, so that damage is noticed before training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Shard(Table, frozen=True):
 
     file: str
     tokens: int
-    documents: int  # that end in it
-    bytes: int  # what the size of the file must be
+    documents: int  # documents that end in the shard
+    bytes: int  # expected size of the file
 
 
 class Source(Table, frozen=True):
-    """A file that was read, and how large it was then."""
+    """Input file, and its size when it was read."""
 
     file: str
     bytes: int
 
 
 class Manifest(Table, frozen=True):
-    """What a prepared folder holds. It is written last: a folder without one is not finished."""
+    """Contents of a prepared folder. The manifest is written last: a folder without one is unfinished."""
 
     format: str
     version: int
-    tokenizer: str  # `bytes`, or the path it was read from
+    tokenizer: str  # `bytes`, or the path of the tokenizer
     vocabulary: int  # every token is smaller
     end_of_document: int  # the token that ends every document
     dtype: Literal["uint16", "uint32"]
@@ -54,14 +54,14 @@ class Manifest(Table, frozen=True):
         return WIDTHS[self.dtype]
 
     def write(self, folder: Path) -> None:
-        """Into the folder it describes."""
+        """Write the manifest into the folder that it describes."""
         import msgspec
 
         write_text(folder / MANIFEST, pretty_json(msgspec.to_builtins(self)))
 
 
 def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
-    """The narrower type that holds every token.
+    """Return the narrower type that holds every token.
 
     >>> dtype_for(65536), dtype_for(65537)
     ('uint16', 'uint32')
@@ -70,7 +70,7 @@ def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder has a manifest of ours; it may still be damaged."""
+    """Return True if a folder has a manifest of ours; the folder may still be damaged."""
     try:
         table = read_json(folder / MANIFEST)
     except InputError:
@@ -79,7 +79,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder, checked: its format, its version, and that its files are as long as it says."""
+    """Read a folder's manifest; check its format, its version and the sizes of the files it lists."""
     if not folder.is_dir():
         problem = "is a file, expected a folder" if folder.exists() else "no such folder"
         raise InputError(problem, file=str(folder), valid="a folder that `meshwright prepare` wrote")
@@ -101,7 +101,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_sums(found: Manifest, path: Path) -> None:
-    """That its numbers agree with each other: a manifest edited by hand may not send reads out of bounds."""
+    """Raise if the numbers of a manifest disagree: an edited one must not send reads out of bounds."""
     problems = {
         "shards": not found.shards or any(s.tokens < 1 or s.bytes != s.tokens * found.width for s in found.shards),
         "tokens": found.tokens != sum(shard.tokens for shard in found.shards),

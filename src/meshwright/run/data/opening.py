@@ -1,4 +1,4 @@
-"""What a user names as data -> what training reads from."""
+"""Open the data that a user names as a source of training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_data(
     spec: str | Path, *, vocab: int, seq_len: int, global_batch: int, seed: int = 0, packed: bool = True,
     held_out: float = 0, split: Split = "train",
 ) -> Source:  # fmt: skip
-    """`synthetic`, a prepared folder, or a raw file, which is prepared as bytes once and kept in the user's cache.
+    """Open `synthetic` data, a prepared folder, or a raw file, which is prepared as bytes once in the user's cache.
 
     `vocab` is the model's. `held_out` is a fraction of all samples, or a count, that only `split="evaluation"` sees.
 
@@ -46,12 +46,13 @@ def open_data(
 
 
 def _cached(file: Path) -> Path:
-    """The tokens of a raw file, made once for each version of it.
+    """Return the folder with the tokens of a raw file, prepared once for each version of it.
 
-    In the user's cache and not beside the file: data often lies where only others may write. Every process of a run may
-    come here at once: one prepares, the others wait for it. It prepares alone, because a training process must not fork.
+    It is in the user's cache and not beside the file, because data often lies where only others may write. All ranks
+    may call this at once: one prepares, the others wait. It prepares in a single process, because a training process
+    must not fork.
     """
-    find_files([file])  # before anything is made, in the words of `prepare`
+    find_files([file])  # checked before anything is created, with the messages of `prepare`
     facts = file.stat()
     identity = f"{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}\0{VERSION}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "data"

@@ -1,4 +1,4 @@
-"""A piece of a source to tokens: what worker processes do. A bad line is named by its file and number, or counted."""
+"""Tokenise one piece of a source in a worker process. A bad line is reported by file and number, or counted."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from meshwright.errors import InputError, kind_of
 from meshwright.run.data.sources import Piece, parquet_file
 from meshwright.run.data.tokenizer import Tokenizer
 
-_MARK = b"\xef\xbb\xbf"  # a byte-order mark is no mistake
-_ROWS = 1024  # of Parquet that are held at a time
+_MARK = b"\xef\xbb\xbf"  # a byte-order mark is no error
+_ROWS = 1024  # Parquet rows in memory at a time
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a piece became. A text file is one document that pieces continue: its own pieces have no ends."""
+    """Tokens of one piece. A text file is one document over several pieces, which then have no ends of their own."""
 
     tokens: NDArray[np.uint32]
-    ends: NDArray[np.int64]  # of its documents, counted from its first token
+    ends: NDArray[np.int64]  # ends of documents, counted from the piece's first token
     empty: int
     skipped: int
 
 
 @dataclass(frozen=True)
 class Parser:
-    """How pieces are read."""
+    """Options of reading pieces."""
 
     tokenizer: Tokenizer
     field: str
@@ -67,7 +67,7 @@ class _Bad:
 
 
 def _texts(piece: Piece, field: str) -> Iterator[tuple[int, str | _Bad]]:
-    """(where it stands, a document or a line of text, or what is wrong with it) of all there is in a piece."""
+    """Yield (position, text or error) for every document or line of a piece."""
     if piece.kind == ".parquet":
         yield from _rows(piece, field)
         return
@@ -80,13 +80,13 @@ def _texts(piece: Piece, field: str) -> Iterator[tuple[int, str | _Bad]]:
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of all lines that begin in the piece.
+    """Yield (offset, line) of all lines that begin in the piece.
 
     A line may be longer than many pieces: only the piece in which it begins reads it to its end.
     """
     with open(piece.file, "rb") as file:
         place = piece.start
-        if place:  # the line that the piece before this one ends in is not ours
+        if place:  # the line in which the previous piece ends is not ours
             file.seek(place - 1)
             rest = file.readline(piece.stop - place)
             if not rest.endswith(b"\n"):
@@ -122,7 +122,7 @@ def _document(line: bytes, field: str, decoder: msgspec.json.Decoder[object]) ->
 
 
 def _malformed(line: bytes) -> _Bad:
-    """What is wrong, in the words used for every other JSON; read again, because bad lines are few."""
+    """Return the error in a line, in the words used for all JSON. The line is parsed again, because bad lines are few."""
     text = _decoded(line)
     if isinstance(text, _Bad):
         return text
@@ -148,7 +148,7 @@ def _rows(piece: Piece, field: str) -> Iterator[tuple[int, str | _Bad]]:
 
 
 def _error(piece: Piece, place: int, bad: _Bad) -> InputError:
-    """A bad line with its number; those before its piece are counted only now."""
+    """Return the error of a bad line with its number; earlier lines are counted only now."""
     skip = "a line without mistakes, or meshwright prepare --skip-bad"
     if piece.kind == ".parquet":
         with parquet_file(piece.file) as opened:

@@ -1,4 +1,4 @@
-"""The next steps are read and copied while this one is computed."""
+"""Read the next steps and copy them to the device while this one is computed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshwright.run.data.batches import Source
 from meshwright.run.parallel.parallel_model import Parallel
 from meshwright.run.parallel.stage_part import MicroBatch
 
-# Micro-batches of a process, step by step: it reads the samples that its stages need, and no others.
+# Micro-batches of a rank, step by step: it reads only the samples that its stages need.
 
 
 class Feed:
-    """(step, micro-batches) of a range of steps, read ahead of their use."""
+    """Iterator of (step, micro-batches) over a range of steps, read ahead."""
 
     def __init__(self, source: Source, part: Parallel, steps: range, device: str) -> None:
         self.part = part
@@ -46,7 +46,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Batch:
-    """A process' rows of a step, on its device."""
+    """Rows of a step on one rank's device."""
 
     step: int
     tokens: Tensor  # (rows, seq_len), int64
@@ -54,7 +54,7 @@ class Batch:
 
 
 class DeviceBatches:
-    """Steps in order, read and copied by a thread that is at most `depth` steps ahead; see `device_batches`."""
+    """Steps in order, read and copied by a thread at most `depth` steps ahead; see `device_batches`."""
 
     def __init__(self, source: Source, rows: Sequence[int], device: torch.device, steps: range, depth: int) -> None:
         self._source, self._rows, self._device, self._steps = source, rows, device, steps
@@ -83,10 +83,10 @@ class DeviceBatches:
             yield batch
 
     def close(self) -> None:
-        """End the thread; what it had read is dropped."""
+        """End the thread, and drop what it has read."""
         self._closed.set()
         while self._thread.is_alive():
-            with contextlib.suppress(queue.Empty):  # it may wait for room
+            with contextlib.suppress(queue.Empty):  # the thread may wait for room in the queue
                 self._ready.get_nowait()
             self._thread.join(0.01)
 
@@ -98,7 +98,7 @@ class DeviceBatches:
                     return
                 self._ready.put(self._load(step, stream))
             self._ready.put(None)
-        except BaseException as error:  # of any kind: it belongs to the one who waits
+        except BaseException as error:  # any exception: it is raised in the thread that waits
             self._ready.put(error)
 
     def _load(self, step: int, stream: torch.Stream | None) -> tuple[Batch, torch.Event | None]:
@@ -116,7 +116,7 @@ class DeviceBatches:
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _hand_over(self, batch: Batch, copied: torch.Event) -> None:
-        """The work of the caller waits for the copy, on the device; memory is not reused before that work is done."""
+        """Make the caller's stream wait for the copy on the device; memory is not reused before that work is done."""
         stream = torch.accelerator.current_stream(self._device)
         stream.wait_event(copied)
         for tensor in (batch.tokens, batch.documents):
@@ -133,7 +133,7 @@ def device_batches(
     last: int,
     depth: int = 2,
 ) -> DeviceBatches:
-    """The rows of steps first .. last-1 on a device, ready before they are asked for. Use it in a `with` block.
+    """Return the rows of steps first .. last-1 on a device, read ahead. Use it in a `with` block.
 
     >>> from meshwright.run.data import open_data
     >>> source = open_data("synthetic", vocab=64, seq_len=8, global_batch=4)

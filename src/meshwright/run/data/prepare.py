@@ -1,7 +1,7 @@
-"""Text to a folder of tokens: pieces are tokenised by several processes and written in order by this one.
+"""Turn text into a folder of tokens: several processes tokenise pieces, and this one writes them in order.
 
-The result is a function of the sources and the tokenizer alone, not of the number of processes. Memory holds a few pieces
-for each process, however long the sources are.
+The result depends on the sources and the tokenizer alone, not on the number of processes. Memory holds a few pieces for
+each process, however long the sources are.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def prepare(
 ) -> Manifest | None:  # fmt: skip
     """Tokenise text files, JSONL and Parquet into `output`, which appears whole or not at all.
 
-    `workers` is the number of processes, 0 for the cores at hand. With `wait`, a folder that another process is writing is
-    waited for instead of refused, and None says that it has finished. `progress` is told bytes done and in all.
+    `workers` is the number of processes, 0 for one per available core. With `wait`, a folder that another process is
+    writing is waited for instead of refused; None means that it has finished. `progress` gets bytes done and bytes in
+    all.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -50,7 +51,7 @@ def prepare(
     (6, 1, 257)
     """
     target = Path(os.path.realpath(output))  # links are followed
-    if not wait:  # early, before long work; one who waits is told under the lock
+    if not wait:  # early, before long work; with `wait` it is checked under the lock
         check_target(target, overwrite=overwrite)
     parser = Parser(tokenizer_at(tokenizer), field, skip_bad)
     files = find_files(inputs)
@@ -80,13 +81,13 @@ def _nothing(made: Manifest) -> str:
     return f"{len(made.sources)} files, {made.empty} empty documents, {made.skipped} bad lines"
 
 
-_parser: Parser  # of a worker process, set when it starts
+_parser: Parser  # of a worker process, set at its start
 
 
 def _start(parser: Parser, lock: int, parent: int) -> None:
-    """Ctrl-C reaches workers too; it is the parent that ends them. Processes are the parallelism, not threads.
+    """Prepare a worker process: it ignores Ctrl-C, since its parent ends it, and computes with one thread.
 
-    A parent that is killed ends nothing: the system does it then, and the folder's lock is gone with the parent.
+    If the parent is killed, the system ends the worker; the folder's lock is released with the parent.
     """
     global _parser
     os.close(lock)
@@ -98,7 +99,7 @@ def _start(parser: Parser, lock: int, parent: int) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: a pool that is interrupted while it forks cannot be shut down."""
+    """Delay Ctrl-C until the end of the block: a pool that is interrupted while it forks cannot be shut down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -117,7 +118,7 @@ def _work(piece: Piece) -> Tokens:
 
 
 def _parsed(parser: Parser, every: Iterator[Piece], count: int, lock: int) -> Iterator[tuple[Piece, Tokens]]:
-    """Every piece with its tokens, in order; only a few are ahead of the one that is asked for."""
+    """Yield every piece with its tokens, in order; only a few pieces are tokenised ahead."""
     if count == 1:
         yield from ((piece, parser(piece)) for piece in every)
         return

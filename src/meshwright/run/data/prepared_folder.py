@@ -1,8 +1,8 @@
 """A folder that appears whole or not at all.
 
-Everything is written to `NAME.part` and renamed when it is done. One process at a time writes there: it holds a lock on a
-file inside, which the system releases when the process ends, however it ends. What a killed one left is removed by the
-next.
+Everything is written to `NAME.part`, which is renamed once it is done. One process at a time writes there. It holds a
+lock on a file inside, which the system releases however the process ends. The next writer removes what a killed one
+left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OURS = re.compile(rf"\.?{MANIFEST}(\..*)?|{DOCUMENTS}|{_LOCK}|tokens-\d+\.bin")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A folder that is being written, and the descriptor that holds its lock.
+    """Unfinished folder, and the descriptor that holds its lock.
 
     A forked process inherits the descriptor, and with it the lock: it must close it.
     """
@@ -38,23 +38,23 @@ class Unfinished:
 
 @contextlib.contextmanager
 def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Unfinished | None]:
-    """The folder to write to; it becomes `target` at the end of the block, and vanishes if the block fails.
+    """Yield the folder to write to. It becomes `target` at the end of the block, and is removed if the block fails.
 
-    None where another process has finished the same folder while this one waited for it.
+    Yield None if another process has finished the same folder while this one waited for it.
     """
     part = target.with_name(f"{target.name}.part")
     _check_part(part)
     lock = _locked(part, wait=wait)
     try:
         if wait and is_prepared(target) and not overwrite:
-            shutil.rmtree(part, ignore_errors=True)  # the next one who waits may just be here
+            shutil.rmtree(part, ignore_errors=True)  # the next waiting process may just have come here
             yield None
             return
         check_target(target, overwrite=overwrite)  # under the lock: another may have finished just before
         _clear(part)
         yield Unfinished(part, lock)
         _replace(part, target)
-        (target / _LOCK).unlink()  # not before: without it another would take the folder for one that was left
+        (target / _LOCK).unlink()  # not before: without it another process would take the folder for an abandoned one
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         kind = type(write_error(error, file=""))
@@ -67,7 +67,7 @@ def whole_folder(target: Path, *, overwrite: bool, wait: bool) -> Iterator[Unfin
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Refuse what would be destroyed: a finished folder without `overwrite`, anything that is not ours always."""
+    """Refuse a target that would be destroyed: a finished folder without `overwrite`, and any folder that is not ours."""
     if not target.name:
         raise InputError("names no folder", field="-o", valid="the path of a new folder")
     if not target.parent.is_dir():
@@ -84,7 +84,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
 
 
 def _check_part(part: Path) -> None:
-    """Refuse a folder of the user's that happens to have the name of an unfinished one: it would be cleared."""
+    """Refuse a user's folder that has the name of an unfinished one: it would be cleared."""
     if part.exists() and not part.is_dir():
         raise InputError("is a file, where the unfinished folder is written", file=str(part), valid="another -o")
     with contextlib.suppress(FileNotFoundError):  # renamed just now, by its owner
@@ -93,7 +93,7 @@ def _check_part(part: Path) -> None:
 
 
 def _foreign(names: set[str]) -> set[str]:
-    """Names that prepare does not write; an unfinished manifest is hidden beside its place."""
+    """Return names that prepare does not write. An unfinished manifest is hidden beside its final name."""
     return {name for name in names if not _OURS.fullmatch(name)}
 
 
@@ -104,7 +104,7 @@ def _not_ours(folder: Path, name: str) -> InputError:
 
 
 def _locked(part: Path, *, wait: bool) -> int:
-    """A lock on the unfinished folder, made if need be."""
+    """Lock the unfinished folder, which is created if missing, and return the lock's descriptor."""
     while True:
         handle = _created(part)
         try:
@@ -133,14 +133,14 @@ def _created(part: Path) -> int:
 
 
 def _clear(part: Path) -> None:
-    """Remove what a killed process left."""
+    """Remove the files of a killed process."""
     for path in part.iterdir():
         if path.name != _LOCK:
             path.unlink()
 
 
 def _replace(part: Path, target: Path) -> None:
-    """Rename; what was there before is moved away first, because a folder with files cannot be replaced."""
+    """Rename. An existing folder is moved away first, because a folder with files cannot be replaced."""
     if not (target.exists() and any(target.iterdir())):
         part.rename(target)
         return

@@ -1,7 +1,7 @@
-"""An order that is computed, not stored: any sample of any epoch in constant memory.
+"""A computed permutation: any sample of any epoch in constant memory.
 
-numpy's own generators may change their streams between versions (NEP 19); a run that resumes next year needs the order of
-today, so the few lines of arithmetic are here.
+numpy's own generators may change their streams between versions (NEP 19). A run that resumes next year needs the order
+of today, so the few lines of arithmetic are here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.uint64]
-_ROUNDS = 12  # 4 are enough for large halves (Luby and Rackoff, 1988); of 5 samples, places are visibly uneven up to 8
+_ROUNDS = 12  # 4 suffice for large halves (Luby and Rackoff, 1988); 5 samples are visibly uneven with up to 8
 
 
 def mixed(*parts: int | Numbers) -> Numbers:
-    """Numbers to 64 bits that look random: the finaliser of SplitMix64 (Steele et al., 2014) over each part in turn.
+    """Mix numbers to 64 random-looking bits: the finaliser of SplitMix64 (Steele et al., 2014) over each part in turn.
 
     >>> int(mixed(1, 2)) == int(mixed(1, 2)), int(mixed(1, 2)) == int(mixed(2, 1))
     (True, False)
@@ -30,10 +30,10 @@ def mixed(*parts: int | Numbers) -> Numbers:
 
 
 def shuffled(places: NDArray[np.int64], count: int, key: int | Numbers) -> NDArray[np.int64]:
-    """Where each of some places of 0 .. count-1 goes in the permutation that a key names.
+    """Return the positions, out of 0 .. count-1, after the permutation that a key names.
 
-    A Feistel network permutes the next power of four; what falls outside goes through it again until it is inside
-    (cycle walking: Black and Rogaway, 2002), fewer than four times on average.
+    A Feistel network permutes the next power of four. Results outside the range go through it again until they are
+    inside (cycle walking: Black and Rogaway, 2002), fewer than four times on average.
 
     >>> sorted(shuffled(np.arange(10), 10, key=7).tolist()) == list(range(10))
     True

@@ -1,4 +1,4 @@
-"""Which files are read, and the pieces they are read in: small, in order, each readable without the others."""
+"""Input files, and the pieces they are read in: small, in order, each readable without the others."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Piece:
     file: str
     start: int
     stop: int
-    weight: int  # bytes of the file that it stands for
-    last: bool  # of its file
+    weight: int  # bytes of the file that the piece stands for
+    last: bool  # last piece of its file
 
     @property
     def kind(self) -> str:
@@ -32,7 +32,7 @@ class Piece:
 
 
 def find_files(inputs: Sequence[str | Path]) -> list[str]:
-    """The files of all inputs in the order given, those of a folder or pattern by name; each once."""
+    """Return the files of all inputs in the given order, those of a folder or pattern by name; each once."""
     found: dict[str, None] = {}
     for text in map(str, inputs):
         path = Path(text)
@@ -66,7 +66,7 @@ def _check(path: Path) -> None:
 
 
 def pieces(files: Sequence[str], field: str) -> Iterator[Piece]:
-    """Every piece of every file, in order."""
+    """Yield every piece of every file, in order."""
     for file in files:
         size = os.path.getsize(file)
         if file.lower().endswith(".parquet"):
@@ -80,7 +80,7 @@ def pieces(files: Sequence[str], field: str) -> Iterator[Piece]:
 
 
 def parquet_file(file: str) -> Any:
-    """A Parquet file, opened; pyarrow is loaded here, for those who have such files."""
+    """Open a Parquet file; pyarrow is only imported here."""
     try:
         import pyarrow.parquet
     except ImportError:

@@ -1,4 +1,4 @@
-"""Tokens that can be learnt and need no files: a sparse Markov chain over a part of any vocabulary."""
+"""Learnable tokens that need no files: a sparse Markov chain over a part of any vocabulary."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from meshwright.run.data.batches import Samples, Split, check_rows
 from meshwright.run.data.shuffle import Numbers, mixed
 
-_STATES = 256  # at most: a loss falls in a few dozen steps however large the vocabulary is
-_PHRASE = 64  # tokens from one start of the chain to the next, so that a long sample needs few steps in Python
-_CHOICES = np.array([0, 0, 0, 0, 1, 1, 2, 3])  # a token is followed by four with 1/2, 1/4, 1/8, 1/8: 1.21 nats
+_STATES = 256  # maximum: the loss falls within a few dozen steps, however large the vocabulary is
+_PHRASE = 64  # tokens between two starts of the chain, so that a long sample needs few steps in Python
+# Each token has four successors, with probabilities 1/2, 1/4, 1/8, 1/8: 1.21 nats.
+_CHOICES = np.array([0, 0, 0, 0, 1, 1, 2, 3])
 
 
 class Synthetic:
-    """The same interface as `Batches`; a sample is a function of the seed, the step and the row.
+    """Synthetic samples with the interface of `Batches`; a sample depends on the seed, the step and the row.
 
     >>> first = Synthetic(vocabulary=1000, seq_len=8, global_batch=4, seed=0).samples(step=0, rows=[2])
     >>> first.tokens.shape, bool((first.tokens < 1000).all()), first.documents is None
@@ -31,7 +32,7 @@ class Synthetic:
         self._next = _table(seed, states)
 
     def samples(self, step: int, rows: Sequence[int]) -> Samples:
-        """Some rows, of 0 .. global_batch-1, of a step."""
+        """Return some rows, of 0 .. global_batch-1, of a step."""
         places = step * self.global_batch + check_rows(step, rows, self.global_batch)
         phrases = -(-self.seq_len // _PHRASE)
         cells = np.arange(phrases * _PHRASE, dtype=np.uint64).reshape(phrases, _PHRASE)
@@ -49,6 +50,6 @@ class Synthetic:
 
 
 def _table(seed: int, states: int) -> NDArray[np.int64]:
-    """The four that may follow each state."""
+    """Return the four possible successors of each state."""
     cells = np.arange(4 * states, dtype=np.uint64).reshape(states, 4)
     return (mixed(seed, 2, cells) % np.uint64(states)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Text to numbers: UTF-8 bytes, or a tokenizer in Hugging Face's format from a local folder or file."""
+"""Tokenizers: UTF-8 bytes, or one in Hugging Face's format from a local folder or file."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """What turns documents into tokens."""
+    """Interface of tokenizers."""
 
     vocabulary: int  # every token is smaller
     end_of_document: int
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """The tokens of every text, without the end of the document."""
+        """Return the tokens of every text, without the end-of-document token."""
 
 
 class Bytes:
-    """Every byte of UTF-8 is a token; 256 ends a document.
+    """Tokenizer whose tokens are the bytes of UTF-8; 256 ends a document.
 
     >>> Bytes().encode(["hi"])[0].tolist()
     [104, 105]
@@ -40,7 +40,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """A `tokenizer.json`, run by the `tokenizers` library; special tokens are only written at the end of a document."""
+    """Tokenizer of a `tokenizer.json`, run by the `tokenizers` library; special tokens only end documents."""
 
     def __init__(self, path: Path) -> None:
         file = path / "tokenizer.json" if path.is_dir() else path
@@ -57,7 +57,7 @@ class HuggingFace:
 
 
 def tokenizer_at(name: str) -> Tokenizer:
-    """`bytes`, or the tokenizer at a path.
+    """Return the `bytes` tokenizer, or the one at a path.
 
     >>> tokenizer_at("bytes").vocabulary
     257
@@ -86,7 +86,7 @@ def _load(file: Path) -> Any:
 
 
 def _end_of_document(file: Path, known: dict[str, int]) -> int:
-    """The `eos_token` of the config beside it, else the first usual one that it knows."""
+    """Return the `eos_token` of the config beside the file, else the first usual one in the vocabulary."""
     config = file.parent / "tokenizer_config.json"
     named = read_json(config).get("eos_token") if config.exists() else None
     name = named.get("content") if isinstance(named, dict) else named

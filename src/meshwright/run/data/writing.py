@@ -1,4 +1,4 @@
-"""The token files of a prepared folder, written in one pass."""
+"""Write the token files of a prepared folder in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARD = 2**30  # bytes of a full shard
 
 
 class Writer:
-    """Cuts one stream of tokens into shards of equal length, so that a position names its shard without a search."""
+    """Writer that cuts one stream of tokens into shards of equal length, so that a position determines its shard."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, shard_bytes: int = SHARD) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -37,14 +37,14 @@ class Writer:
         _close(self._file)
 
     def add(self, found: Tokens) -> None:
-        """A piece after those before it."""
+        """Append a piece."""
         self._write_ends(found.ends + self._tokens)
         self._write(found.tokens.astype(f"<u{WIDTHS[self._dtype]}"))
         self._empty += found.empty
         self._skipped += found.skipped
 
     def end_document(self) -> None:
-        """End a document that pieces continued; one without tokens is left out."""
+        """End a document that continued over pieces; one without tokens is left out."""
         if self._tokens == self._last_end:
             self._empty += 1
             return
@@ -52,7 +52,7 @@ class Writer:
         self.add(Tokens(end, np.ones(1, np.int64), 0, 0))
 
     def manifest(self, tokenizer: str, sources: tuple[Source, ...]) -> Manifest:
-        """What has been written."""
+        """Return the manifest of what has been written."""
         width, counts = WIDTHS[self._dtype], self._documents_in_shard
         sizes = [min(self._capacity, self._tokens - at) for at in range(0, self._tokens, self._capacity)]
         shards = tuple(
@@ -87,7 +87,7 @@ class Writer:
 
 
 def _close(file: BinaryIO | None) -> None:
-    """To the disk, before a manifest says that it is there."""
+    """Flush the file to the disk, before a manifest lists it."""
     if file and not file.closed:
         file.flush()
         os.fsync(file.fileno())

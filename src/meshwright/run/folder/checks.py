@@ -1,4 +1,4 @@
-"""One message for each thing that a run's folder or a disk refuses; nothing here needs torch."""
+"""One message for each way in which a run's folder or a disk is refused; nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refuse_used(run: Training) -> None:
-    """Refuse to begin in a folder that holds checkpoints of another run."""
+    """Refuse to start in a folder that holds checkpoints of another run."""
     if run.output and not run.resume and not run.auto_resume and has_checkpoints(run):
         valid = "--resume, or another folder"
         raise InputError("holds the checkpoints of a run", file=run.output, field="--output", valid=valid)
 
 
 def has_checkpoints(run: Training) -> bool:
-    """Return true if there is a checkpoint that bears a whole one's name."""
+    """Return True if a checkpoint has a whole one's name."""
     return any("." not in path.name for path in (Path(run.output) / "checkpoints").glob("step-*"))
 
 
 @contextmanager
 def writable(file: str | Path, option: str = "--output") -> Iterator[None]:
-    """Say in one message what a disk refuses: a full one ends the run, any other is the user's mistake."""
+    """Turn disk errors into one message: a full disk ends the run, others are input errors."""
     try:
         yield
     except OSError as error:
@@ -38,6 +38,6 @@ def writable(file: str | Path, option: str = "--output") -> Iterator[None]:
 
 
 def unwritable(file: str | os.PathLike[str], error: OSError) -> TrainingFailed:
-    """Return what ends a run that cannot write a file."""
+    """Return the error of a run that cannot write a file."""
     reason = "the disk is full" if error.errno in _FULL else f"cannot be written: {error.strerror or error}"
     return TrainingFailed(f"{os.fspath(file)}: {reason}; the last whole checkpoint is kept")

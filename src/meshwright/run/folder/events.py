@@ -1,4 +1,4 @@
-"""What a run reports: one JSON object per line and process, and the same numbers for TensorBoard."""
+"""Events of a run: one JSON object per line and rank, and the same numbers for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.run.folder.checks import unwritable
 
 
 class Events:
-    """Written to `events.jsonl` of the run's folder (other processes: `events-3.jsonl`), line by line."""
+    """Writer of `events.jsonl` in the run's folder (other ranks: `events-3.jsonl`), line by line."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._file: _Appended | None = None
@@ -37,14 +37,14 @@ class Events:
         return found
 
     def close(self) -> None:
-        """End both files."""
+        """Close both files."""
         for one in (self._file, self._board):
             if one:
                 one.close()
 
 
 class _Appended:
-    """A file that is appended to at once, without a buffer: a disk that refuses is noticed at the event it refuses."""
+    """File that is appended to without a buffer, so that a disk error appears at the event it concerns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class _Appended:
             raise unwritable(path, error) from None
 
     def end_line(self) -> None:
-        """End a line that a dead run has cut, so that the next one can be read; whoever reads skips the cut one."""
+        """End a line that a dead run left incomplete, so that the next one can be read; readers skip it."""
         with self._path.open("rb") as opened:
             if self._path.is_file() and opened.seek(0, os.SEEK_END):
                 opened.seek(-1, os.SEEK_END)
@@ -63,7 +63,7 @@ class _Appended:
                     self.write(b"\n")
 
     def write(self, data: bytes) -> None:
-        """Write all of it; TensorBoard's writer of records calls it too."""
+        """Write all of it; TensorBoard's record writer calls this too."""
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -75,7 +75,7 @@ class _Appended:
 
 
 class _Board:
-    """Scalars for TensorBoard, a record per step. PyTorch's own writer has a thread that prints tracebacks."""
+    """TensorBoard scalars, one record per step. PyTorch's own writer has a thread that prints tracebacks."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -101,7 +101,7 @@ class _Board:
 
 
 def _board(folder: Path) -> _Board | None:
-    """Return a writer where TensorBoard is installed."""
+    """Return a writer if TensorBoard is installed, else None."""
     try:
         return _Board(folder)
     except ImportError:

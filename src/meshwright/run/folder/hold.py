@@ -1,4 +1,4 @@
-"""The folder of a run: one run holds it at a time, and nothing is written there before it does."""
+"""The folder of a run: one run holds it at a time, and writes nothing before it does."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Hold:
     lock: FolderLock | None = None
 
     def check(self) -> None:
-        """Raise if another run holds the folder now: right before anything is committed."""
+        """Raise if another run holds the folder now; called right before anything is committed."""
         if self.lock:
             self.lock.check()
 
     def lost(self) -> bool:
-        """Return true once another run is known to hold the folder."""
+        """Return True once another run is known to hold the folder."""
         return self.lock is not None and self.lock.lost()
 
 
 @contextmanager
 def hold_folder(run: Training, plan: Plan, clean: Callable[[Path], None]) -> Iterator[Hold]:
-    """Hold the run's folder; rank 0 takes the lock, every rank learns the run's id or why it was refused.
+    """Hold the run's folder: rank 0 takes the lock, and every rank gets the run's id or the refusal.
 
-    `clean` removes what dead runs have left among the checkpoints.
+    `clean` removes the remains of dead runs from the checkpoints.
     """
     if not run.output:
         yield Hold("")
@@ -63,14 +63,14 @@ def _enter(run: Training, plan: Plan, clean: Callable[[Path], None], locks: list
         locks.append(take(folder))
     with writable(folder / "checkpoints"):
         clean(folder / "checkpoints")
-    refuse_used(run)  # looked at before, but another run may have ended here meanwhile
+    refuse_used(run)  # checked before, but another run may have ended here since
     with writable(folder / "plan.json"):
         replace_texts({folder / "plan.json": plan.to_json()})
     return locks[0].owner.run
 
 
 def on_first_rank(do: Callable[[], T], group: Any = None) -> T:
-    """Do something on rank 0; every rank returns what it returned, or raises what it raised."""
+    """Call a function on rank 0; every rank returns its result, or raises its error."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return do()
     found: list[Any] = [None, None]

@@ -1,15 +1,15 @@
 """The lock of a run's folder: one run writes, commits and renames there at a time.
 
 `run.lock` names its owner and holds a counter that the owner renews every few seconds: a lease. It needs no lock of the
-operating system, because a shared file system often has none that works. Only two operations must be atomic, and are so
+operating system, because shared file systems often have none that works. Only two operations must be atomic, and are so
 on NFS too: creating a file that does not exist yet, and renaming.
 
-An owner on this machine is looked at: while its process lives, the folder is its own; once that is gone, the folder is
-free. An owner on another machine cannot be looked at. Its counter is then watched by our own clock, as clocks of machines
-differ: a lock that does not change for the length of a lease is of a dead run.
+- An owner on this machine can be checked directly: the folder is its own while its process lives, and free afterwards.
+- An owner on another machine cannot. Its counter is watched by our own clock, as clocks of machines differ: a lock that
+  does not change for the length of a lease belongs to a dead run.
 
-Whoever takes over from run X first creates `run.lock.X`, which only one can, looks once more, and renames that file to
-`run.lock`. Should it die in between, the next one takes over from it in the same way.
+A run that takes over from run X first creates `run.lock.X`, which only one can. It checks once more, and renames that
+file to `run.lock`. If it dies in between, the next run takes over from it in the same way.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from meshwright.errors import InputError, TrainingFailed
 NAME = "run.lock"
 LEASE = 20.0  # seconds without a renewal after which a run on another machine is dead
 RENEW = 4.0  # seconds between renewals: four may be late
-_LOOK = 0.25  # seconds between looks at the lock of another
+_LOOK = 0.25  # seconds between checks of another run's lock
 _LONGEST = 1 << 12  # bytes; a lock has a few hundred
-_ROUNDS = 20  # of takers that come and go; more are no accident
+_ROUNDS = 20  # attempts to take over; with more, something is wrong
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a folder. An empty run: the lock cannot be read."""
+    """Process that holds a folder. An empty run: the lock cannot be read."""
 
     run: str = ""
     host: str = ""
@@ -54,11 +54,11 @@ class Owner:
 
     @property
     def seen(self) -> bool:
-        """Return true if the process runs where we can look at it."""
+        """Return True if the process runs on this machine, where it can be checked."""
         return bool(self.run and self.machine) and self.machine == this_machine()
 
     def state(self) -> str:
-        """Return the state of a process that is seen; empty if it has ended."""
+        """Return the state of a process on this machine; empty if it has ended."""
         found = state_of(self.pid, self.started)
         return "" if found in ("Z", "X") else found
 
@@ -90,14 +90,14 @@ class FolderLock:
         self._thread.start()
 
     def lost(self) -> bool:
-        """Return true once another has been seen to hold the folder."""
+        """Return True once another run has been seen to hold the folder."""
         return bool(self._taken)
 
     def check(self) -> None:
-        """Raise if the folder is no longer ours: nothing may be committed then."""
+        """Raise if the folder is no longer ours; called before anything is committed."""
         try:
             if self._late():
-                # Another may just be taking over from us: it must be seen before anything is committed.
+                # Another run may be taking over right now: that must be seen before anything is committed.
                 self._renew()
                 self._closing.wait(self._every)
             self._look()
@@ -109,24 +109,24 @@ class FolderLock:
             raise TrainingFailed(f"{self._file}: the run's folder is now held by {who}; nothing more is written there")
 
     def release(self) -> None:
-        """Give the folder back, if it is still ours."""
+        """Release the folder, if it is still ours."""
         self._closing.set()
         self._thread.join(timeout=self._lease)
         with suppress(OSError):
             self._look()
             if not self._taken and not self._late():
                 self._file.unlink()
-        if not self._thread.is_alive():  # else a renewal hangs in a file system that does not answer
+        if not self._thread.is_alive():  # else a renewal hangs in a file system that does not respond
             os.close(self._handle)
 
     def _keep(self) -> None:
         while not self._closing.wait(self._every) and not self._taken:
-            with suppress(OSError):  # the lease tells for how long that may go well
+            with suppress(OSError):  # the lease limits how long a failed write is harmless
                 self._renew()
                 self._look()
 
     def _renew(self) -> None:
-        """Write in place, through the file that was opened: the lock of another, renamed over ours, stays as it is."""
+        """Renew the lease in place, through the open file: another run's lock, renamed over ours, stays as it is."""
         with self._busy:
             self._count += 1
             os.pwrite(self._handle, _record(self.owner, self._count), 0)
@@ -145,8 +145,8 @@ class FolderLock:
 
 
 def refuse_if_held(folder: str | Path) -> None:
-    """Refuse a folder that a living process of this machine holds: what can be known before anything starts."""
-    with suppress(OSError):  # the run itself says what cannot be read
+    """Refuse a folder that a living process of this machine holds; checked before anything starts."""
+    with suppress(OSError):  # the run itself reports what cannot be read
         held = _last(Path(folder) / NAME)
         if held and held.owner.seen and held.owner.state():
             raise _refusal(held)
@@ -192,7 +192,7 @@ def _refusal(held: _Held) -> InputError:
 
 
 def _succeed(file: Path, dead: _Held, mine: Owner) -> int | None:
-    """Take over from a dead owner; nothing if another does, or has done so."""
+    """Take over from a dead owner; return None if another run does, or has done so."""
     claim = _claim(file, dead)
     try:
         handle = _created(claim, mine)
@@ -201,7 +201,7 @@ def _succeed(file: Path, dead: _Held, mine: Owner) -> int | None:
     chain = _chain(file)
     if [held.owner for held in chain[-2:]] == [dead.owner, mine] and chain[-2].content == dead.content:
         os.replace(claim, file)
-        for held in chain[1:-1]:  # of others that died while they took over
+        for held in chain[1:-1]:  # owners that died while they took over
             held.file.unlink(missing_ok=True)
         return handle
     os.close(handle)
@@ -215,7 +215,7 @@ def _last(file: Path) -> _Held | None:
 
 
 def _chain(file: Path) -> list[_Held]:
-    """Return the lock, who is taking over from its owner, who is taking over from that one, and so on."""
+    """Return the lock, then the lock of the run taking over from its owner, and so on."""
     found: list[_Held] = []
     held = _read(file)
     while held is not None and len(found) < _ROUNDS:
@@ -225,12 +225,12 @@ def _chain(file: Path) -> list[_Held]:
 
 
 def _claim(file: Path, held: _Held) -> Path:
-    """Return the file that exactly one can create who takes over from an owner."""
+    """Return the file that one run creates to take over from an owner."""
     return file.with_name(f"{NAME}.{held.owner.run}" if held.owner.run else f"{held.file.name}.unreadable")
 
 
 def _read(file: Path) -> _Held | None:
-    """Return a lock; one that is being created has a moment to become readable."""
+    """Read a lock; one that is being created gets a moment to become readable."""
     for moment in (0.0, 0.02, 0.08, 0.2):
         time.sleep(moment)
         try:
@@ -256,12 +256,12 @@ def _owner_in(content: bytes) -> Owner:
 
 
 def _record(owner: Owner, count: int) -> bytes:
-    """Return the text of a lock; it is equally long for every count, so that renewals need no room."""
+    """Return the text of a lock. Its length is the same for every count, so that renewals need no space."""
     return json.dumps({"format": "meshwright-lock", "version": 1, **asdict(owner), "renewed": f"{count:012}"}).encode()
 
 
 def _created(file: Path, owner: Owner) -> int:
-    """Create a lock that must not exist yet; a disk that has no room for it keeps none."""
+    """Create a lock that must not exist yet; remove it if the disk has no room."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         text = _record(owner, 0)

@@ -1,4 +1,4 @@
-"""Fused kernels with the gradients written by hand: Triton on CUDA devices, plain PyTorch elsewhere."""
+"""Fused kernels with hand-written gradients: Triton on CUDA devices, plain PyTorch elsewhere."""
 
 from meshwright.run.kernels.gated import gated
 from meshwright.run.kernels.norm import rms_norm, rms_norm_beside

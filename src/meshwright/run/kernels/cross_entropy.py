@@ -1,7 +1,7 @@
-"""The head's product and its cross entropy together, some tokens at a time: the logits never exist whole.
+"""Fused output projection and cross entropy, in chunks of tokens: the whole logits never exist.
 
-For every chunk the forward pass also computes the gradients of the hidden states and of the weight, so that nothing of
-the vocabulary's width outlives it; the backward pass only scales them (Hsu et al., "Liger Kernel", 2024).
+For every chunk the forward pass also computes the gradients of the hidden states and of the weight, so that nothing as
+wide as the vocabulary stays. The backward pass only scales them (Hsu et al., "Liger Kernel", 2024).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def linear_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, axis: AxisGroup = ALONE, first: int = 0, *, chunk: int = 0,
     ignored: int = -100, again: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The sum over tokens of the cross entropy of `hidden @ weight.T`, in float32.
+    """Return the sum over tokens of the cross entropy of `hidden @ weight.T`, in float32.
 
-    `weight` holds the own part of the vocabulary along a tensor-parallel line, from the token `first` on. By default a
-    chunk is an eighth of the tokens, and 4,096 at least. `again`: the backward pass may come twice, in two halves.
+    `weight` holds this rank's part of the vocabulary in its tensor-parallel group, from the token `first` on. By
+    default a chunk is an eighth of the tokens, and 4,096 at least. `again`: the backward pass may come twice, in two
+    halves.
 
     >>> linear_loss(torch.zeros(1, 3, 8), torch.ones(4, 8), torch.tensor([[1, 2, -100]])).exp()
     tensor(16.)
@@ -50,21 +51,21 @@ class _LinearLoss(torch.autograd.Function):
         for start in range(0, len(flat), chunk):
             some = slice(start, start + chunk)
             logits = flat[some] @ wide.t()
-            logits[:, len(weight) :] = -torch.inf  # tokens that do not exist have no probability, and get no gradient
+            logits[:, len(weight) :] = -torch.inf  # padding tokens have no probability, and get no gradient
             losses, gradients = _losses(logits, targets[some], axis, first, ignored, for_hidden or for_weight)
             total += losses.sum()
             if dx is not None:
                 torch.mm(gradients, wide, out=dx[some])
             if for_weight:
                 dw = gradients.t() @ flat[some] if dw is None else dw.addmm_(gradients.t(), flat[some])
-            del logits, gradients  # before the next chunk's exist
+            del logits, gradients  # before those of the next chunk exist
         dw = dw if dw is None else dw[: len(weight)]
         ctx.shape, ctx.found, ctx.again, ctx.scaled = hidden.shape, (dx, dw), again, False
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Scaled where they lie: a copy of the weight's gradient would be the largest tensor of a step."""
+        """Scale the gradients in place: a copy of the weight's gradient would be the largest tensor of a step."""
         if ctx.found is None:
             raise RuntimeError("the gradients of this loss have been used: compute it again for another backward pass")
         dx, dw = ctx.found
@@ -76,7 +77,7 @@ class _LinearLoss(torch.autograd.Function):
 
 
 def _aligned(weight: Tensor, axis: AxisGroup) -> Tensor:
-    """With rows of zeros up to a multiple of 64: matrix units take others several times slower (50,257 tokens)."""
+    """Pad rows with zeros to a multiple of 64: matrix units take several times longer otherwise (50,257 tokens)."""
     missing = -len(weight) % 64
     if not missing or axis.size > 1 or not fused(weight):
         return weight
@@ -109,7 +110,7 @@ def _losses(
     mine = (at >= 0) & (at < wide.shape[1])
     most = wide.amax(dim=1)
     chosen = wide.gather(1, at.where(mine, 0)[:, None])[:, 0] * mine
-    # In place wherever that can be: each copy of the logits would be the largest tensor of a step.
+    # In place where possible: each copy of the logits would be the largest tensor of a step.
     log_total, chosen = _over(axis, most, (wide - most[:, None]).exp_().sum(dim=1), chosen)
     losses = (log_total - chosen).where(targets != ignored, 0.0)
     if not gradients:
@@ -120,7 +121,7 @@ def _losses(
 
 
 def _over(axis: AxisGroup, most: Tensor, total: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of the softmax's sum and the target's logit, over all members of the line."""
+    """Return the logarithm of the softmax's sum and the target's logit, over all ranks of the axis."""
     if axis.size > 1:
         highest = most.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=axis.group)

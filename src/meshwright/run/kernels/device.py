@@ -1,4 +1,4 @@
-"""Where Triton runs."""
+"""Check of where Triton runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _has_triton() -> bool:
 
 
 def fused(*tensors: Tensor) -> bool:
-    """Whether kernels are launched for these tensors: CUDA, with Triton beside PyTorch.
+    """Return True if kernels are launched for these tensors: they are on CUDA, and Triton is installed.
 
     >>> import torch
     >>> fused(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""SwiGLU (Shazeer, 2020): silu(gate) * up, of gates and ups side by side in one tensor."""
+"""SwiGLU (Shazeer, 2020): silu(gate) * up, with gates and ups side by side in one tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Gated(torch.autograd.Function):
 
 
 def gated(x: Tensor) -> Tensor:
-    """(.., 2 width) -> (.., width).
+    """Return SwiGLU of (.., 2 width) as (.., width).
 
     >>> gated(torch.tensor([0.0, 1.0, 5.0, 2.0]))
     tensor([0.0000, 1.4621])

@@ -12,7 +12,7 @@ from meshwright.run.kernels.device import fused
 
 
 class _Norm(torch.autograd.Function):
-    """Also hands its input on: the gradient of the residual stream is added inside the backward kernel."""
+    """RMS norm that also returns its input: the residual stream's gradient is added inside the backward kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ class _Norm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension.
+    """Return the RMS norm over the last dimension.
 
     >>> rms_norm(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0) * 12.5**0.5
     tensor([3., 4.])
@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_beside(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x for the residual: one pass over memory less where their gradients meet.
+    """Return the norm of x, and x for the residual stream: this saves one pass over memory where their gradients meet.
 
     >>> [part.shape for part in rms_norm_beside(torch.ones(2, 8), torch.ones(8), 1e-6)]
     [torch.Size([2, 8]), torch.Size([2, 8])]

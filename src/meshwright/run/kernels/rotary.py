@@ -1,4 +1,4 @@
-"""Rotary positions on queries and keys, which are turned where they lie."""
+"""Rotary positions on queries and keys, rotated in place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from meshwright.run.kernels.device import fused
 
 
 class _SplitTurned(torch.autograd.Function):
-    """The product of queries, keys and values is changed in place: its own backward pass does not need it, and
-    attention keeps one buffer instead of two. Gradients are turned back into one buffer too."""
+    """In-place rotation of queries and keys in their joint product with values.
+
+    The product may be overwritten, because its own backward pass does not need it, and attention keeps one buffer
+    instead of two. Gradients are rotated back into one buffer too.
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Sequence[int], dim: int) -> tuple[Tensor, ...]:
@@ -52,7 +55,7 @@ class _Turned(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
-    """One kernel on CUDA devices; elsewhere four passes over half a head each, in float32."""
+    """Rotate by one kernel on CUDA devices; elsewhere by four passes over half a head each, in float32."""
     if fused(x) and x.shape[-1] & (x.shape[-1] - 1) == 0:  # a kernel's blocks are powers of two
         from meshwright.run.kernels.triton import rotary as kernel
 
@@ -68,8 +71,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(batch, sequence, head, dim) by angles given as cosines and sines of (batch, sequence, dim / 2); pairs are half
-    a head apart.
+    """Rotate (batch, sequence, head, dim) by cosines and sines of (batch, sequence, dim / 2).
+
+    The two values of a pair are half a head apart.
 
     >>> turned(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), torch.zeros(1, 1, 1), torch.ones(1, 1, 1)).flatten()
     tensor([0., 1.])
@@ -79,9 +83,9 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def split_turned(qkv: Tensor, cos: Tensor, sin: Tensor, heads: Sequence[int], dim: int) -> tuple[Tensor, ...]:
-    """(batch, sequence, width) into heads of queries, keys and values, of which the first two are turned.
+    """Split (batch, sequence, width) into heads of queries, keys and values, and rotate the first two.
 
-    On CUDA devices `qkv` is overwritten: give it what nobody else keeps.
+    On CUDA devices `qkv` is overwritten: pass a tensor that no one else keeps.
 
     >>> parts = split_turned(torch.ones(1, 2, 8), torch.ones(1, 2, 1), torch.zeros(1, 2, 1), (2, 1, 1), 2)
     >>> [tuple(part.shape) for part in parts]

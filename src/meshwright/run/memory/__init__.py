@@ -1,8 +1,8 @@
-"""Recompute, offload and swap of activations; memory of processes on CPUs.
+"""Recompute, offload and swap of activations; memory of ranks on CPUs.
 
-- `checkpointing`: operators that are run again in the backward pass instead of keeping what they made
-- `host_memory`: memory of a process that trains on processors
-- `offload`: activations that live elsewhere between the passes
-- `offload_share`: a fraction of many things of different sizes, spread evenly over them
-- `recompute`: what a plan says of layers' recomputation, applied to a decoder
+- `checkpointing`: operators that are recomputed in the backward pass
+- `host_memory`: memory of a process that trains on the CPU
+- `offload`: activations that are offloaded or swapped between the passes
+- `offload_share`: choice of tensors to offload, up to a fraction
+- `recompute`: a plan's recompute settings, applied to a decoder
 """

@@ -1,9 +1,9 @@
-"""Operators that are run again in the backward pass instead of keeping what they made.
+"""Activation checkpointing: operators that are recomputed in the backward pass instead of keeping their outputs.
 
-A layer runs its operators by name. The output of a repeated one is handed on as usual; where a later operator would
-keep it for its backward pass, a note of its origin is kept in its place. Whoever needs it in the backward pass first has
-the operator run again, from inputs that are kept or, if they come from repeated operators too, run again before. Nothing
-else is kept of a repeated operator, so that any set of names works and memory falls by what the cost model counts.
+A layer runs its operators by name. The output of a recomputed operator is passed on as usual. If a later operator would
+save it for the backward pass, a reference to its origin is saved instead. Before it is needed there, the operator is
+recomputed from inputs that were kept, or that are recomputed first. Nothing else of a recomputed operator is kept, so
+any set of names works, and memory falls by what the cost model counts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-# run(name, function, *tensors): what the function returns for them. `part`: the module of its weights, where that is a
-# part of the layer that ZeRO gathers by itself.
+# run(name, function, *tensors): returns the function's result for them. `part`: the module of its weights, if that is a
+# part of the layer that ZeRO gathers separately.
 Run = Callable[..., Any]
 
 
 def plainly(name: str, function: Callable[..., Any], *inputs: Tensor, part: nn.Module | None = None) -> Any:
-    """Keep all that autograd keeps."""
+    """Run an operator and keep all that autograd saves."""
     return function(*inputs)
 
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in its storage."""
+    """Position of a tensor in its storage: shape, strides and offset."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(frozen=True)
 class _Made:
-    """A tensor that a repeated operator makes: lying in one of its outputs, or among what its own functions keep."""
+    """Saved tensor of a recomputed operator: a part of an output, or a tensor that its own functions save."""
 
     by: _Repeated
     index: int
@@ -59,7 +59,7 @@ class _Made:
 
 
 def storage(tensor: Tensor) -> int:
-    """The address of what a tensor is a view of."""
+    """Return the address of the storage that a tensor is a view of."""
     return int(tensor.untyped_storage().data_ptr())
 
 
@@ -68,7 +68,7 @@ def _tensors(found: Any) -> list[Tensor]:
 
 
 class _Repeated:
-    """One run of an operator, and how to run it again."""
+    """One run of an operator, which can be recomputed."""
 
     def __init__(
         self, layer: _Operators, function: Callable[..., Any], inputs: tuple[Tensor, ...], part: nn.Module | None
@@ -76,7 +76,7 @@ class _Repeated:
         self.function, self.module, self.unpack, self.part = function, layer.module, layer.unpack, part
         self.kept = [layer.pack(one.detach()) for one in inputs]
         self.needs = [one.requires_grad for one in inputs]
-        self.asked = self.left = 0  # notes of what this made; once all have been answered, it is let go
+        self.asked = self.left = 0  # references to its tensors; once all have been read, the results are released
         self.outputs: list[Tensor] = []
         self.saved: list[Tensor] = []
 
@@ -99,13 +99,15 @@ class _Repeated:
             self.unpack(one).detach().requires_grad_(need) for one, need in zip(self.kept, self.needs, strict=True)
         ]
         if isinstance(self.part, FSDPModule):
-            self.part.unshard()  # the backward pass has come to what follows the part, not to the part
+            self.part.unshard()  # the backward pass has come to what follows the part, not to the part itself
         given = _given(self.module, inputs)
         saved: list[Tensor] = []
 
         def pack(tensor: Tensor) -> None:
-            """Keep nothing in this graph, which no backward pass goes through: an operator that saves its own output
-            would form a cycle of it that no collector sees."""
+            """Save nothing in this graph, which no backward pass uses.
+
+            An operator that saves its own output would otherwise form a cycle that no collector sees.
+            """
             if storage(tensor) not in given:
                 saved.append(tensor.detach())
 
@@ -119,20 +121,23 @@ def _never(_: None) -> Tensor:
 
 
 def _given(module: nn.Module, inputs: Iterable[Tensor]) -> set[int]:
-    """Storages that an operator does not make: of its inputs and of parameters; and that of empty tensors.
+    """Return storages that an operator does not create: those of its inputs, of parameters and of empty tensors.
 
-    Parameters that lie sharded while an operator runs are not its own: experts, which are gathered by themselves.
+    Parameters that are sharded while an operator runs are not its own: experts, which are gathered separately.
     """
     own = (one for one in module.parameters() if not isinstance(one, DTensor))
     return {0, *(storage(one) for one in (*inputs, *own))}
 
 
 class Keeper:
-    """Keep tensors for the backward pass where they are."""
+    """Saver of tensors for the backward pass, which leaves them where they are."""
 
     def pack(self, tensor: Tensor) -> Any:
-        """Return what stands for a tensor in the graph: never the tensor itself. Some operators save their own output
-        (softmax, rsqrt, attention), and node -> output -> node is a cycle in C++ that no collector sees."""
+        """Return a substitute for a tensor in the graph, never the tensor itself.
+
+        Some operators save their own output (softmax, rsqrt, attention), and node -> output -> node is a cycle in C++
+        that no collector sees.
+        """
         return tensor.detach()
 
     def unpack(self, kept: Any) -> Tensor:
@@ -141,12 +146,12 @@ class Keeper:
 
 
 class _Operators:
-    """The operators of one layer during one forward pass."""
+    """Operators of one layer during one forward pass."""
 
     def __init__(self, module: nn.Module, names: frozenset[str], keeper: Keeper) -> None:
         self.module, self.names, self.keeper = module, names, keeper
-        self.origin: dict[int, tuple[_Repeated, int]] = {}  # of a storage: what made it, and as which output
-        self.alive: list[Tensor] = []  # so that no storage gets the address of another
+        self.origin: dict[int, tuple[_Repeated, int]] = {}  # of a storage: its operator, and the index of the output
+        self.alive: list[Tensor] = []  # keeps storages alive, so that none gets the address of another
 
     def pack(self, tensor: Tensor) -> Any:
         made = self.origin.get(storage(tensor))
@@ -178,7 +183,7 @@ class _Operators:
 
 @contextmanager
 def operators(layer: nn.Module) -> Iterator[Run]:
-    """Run the operators of a layer; those named in its `repeated` run again in the backward pass.
+    """Run the operators of a layer; those named in its `repeated` are recomputed in the backward pass.
 
     >>> layer = nn.Module()
     >>> layer.repeated, layer.keeper = frozenset({"square"}), None
@@ -197,6 +202,6 @@ def operators(layer: nn.Module) -> Iterator[Run]:
     try:
         with saved_tensors_hooks(found.pack, found.unpack):
             yield found.run
-    finally:  # autograd holds on to the hooks, and with them to all this
+    finally:  # autograd keeps the hooks alive, and through them all this
         found.origin.clear()
         found.alive.clear()

@@ -1,7 +1,8 @@
-"""Memory of a process that trains on processors: kept once it was had.
+"""Memory of a process that trains on the CPU: freed memory is kept for reuse.
 
-glibc hands large blocks back to the system when they are freed, and gets fresh pages for the next: every tensor of a step
-then costs page faults, several times what is done with it. A process that trains takes the same memory again anyway.
+glibc returns large blocks to the system when they are freed, and gets fresh pages for the next. Every tensor of a step
+then costs page faults, which take several times longer than the computation on it. Training takes the same memory again
+anyway.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ import torch
 
 _TRIM, _MMAP, _ARENAS = -1, -3, -8  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 _ALWAYS = 2**31 - 1
-_LARGE = 2**26  # bytes; larger blocks are pages of their own: a heap would break up under them, and be twice as large
+_LARGE = 2**26  # bytes; larger blocks get pages of their own: in a heap they would fragment it to twice its size
 _EVERY = 0.005  # seconds between two samples: each takes microseconds, and PyTorch computes meanwhile
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed, however large it is; nothing where the C library is another one."""
+    """Let malloc keep freed memory of any size; do nothing with a C library other than glibc."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP, _LARGE)
         mallopt(_TRIM, _ALWAYS)
-        mallopt(_ARENAS, 1)  # what the backward pass's thread frees, the forward pass's can have
+        mallopt(_ARENAS, 1)  # the forward pass can then reuse what the backward pass's thread frees
 
 
 class Peaks:
-    """The most memory that a run has taken so far: by the whole process, and by its tensors alone.
+    """Peak memory of a run so far: of the whole process, and of its tensors alone.
 
-    On CUDA devices both are the allocator's: what it has reserved, and what tensors had of it. On processors the process
-    is what the system says of it. Tensors are what malloc has handed out since this was made, in the largest of samples
-    that a thread takes while the run goes on: weights, gradients, states, activations and temporaries, and batches.
-    A peak that lasts less than a sample may be missed in one step, and is met in another.
+    On CUDA devices both come from the allocator: reserved memory, and memory of tensors. On CPUs the system reports the
+    process. Tensors are what malloc has handed out since this object was created: weights, gradients, states,
+    activations, temporaries and batches. A thread samples that during the run. A peak shorter than a sample may be
+    missed in one step, and is met in another.
 
     >>> with Peaks("cpu") as peaks:
     ...     held = torch.zeros(2**22)
@@ -67,7 +68,7 @@ class Peaks:
             self._thread.join()
 
     def facts(self) -> dict[str, int]:
-        """Return bytes by the names that events have for them; without those of tensors where malloc counts none."""
+        """Return bytes by their names in events; without those of tensors if malloc reports none."""
         if self._cuda:
             reserved, tensors = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
             return {"peak_memory_bytes": int(reserved), "peak_tensor_bytes": int(tensors)}
@@ -84,7 +85,7 @@ class Peaks:
 
 
 def _most_resident() -> int:
-    """Return the most bytes of this process that lay in memory; getrusage would count those of who started it."""
+    """Return the peak resident bytes of this process; getrusage would include those of its parent."""
     status = Path("/proc/self/status")
     found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return 1024 * (int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -102,7 +103,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _mallinfo() -> Any:
-    """Return glibc's function; None where the C library has no such one."""
+    """Return glibc's function, or None in a C library without it."""
     found = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
     if found is not None:
         found.restype = _Mallinfo
@@ -113,7 +114,7 @@ _MALLINFO = _mallinfo()
 
 
 def malloc_bytes() -> int:
-    """Return the bytes that malloc has handed out in this process; 0 where the C library does not tell."""
+    """Return the bytes that malloc has handed out in this process, or 0 if the C library does not report them."""
     if _MALLINFO is None:
         return 0
     info = _MALLINFO()

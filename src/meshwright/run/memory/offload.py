@@ -1,8 +1,8 @@
-"""Activations that live elsewhere between the passes: in host memory (offload), or with another device (swap).
+"""Activations that are offloaded to host memory, or swapped to another device, between the passes.
 
-What a layer keeps for its backward pass goes through its `Keeper`. A part of it, by bytes, is copied away on a stream of
-its own while later layers run, and copied back while the layer after it is in its backward pass. Parameters and what is
-too small to be worth a copy stay. On a CPU the copies are all there is to it: values are the same to the last bit.
+A layer's saved tensors go through its `Keeper`. A share of them, by bytes, is copied on a stream of its own while later
+layers run. They are copied back while the layer after it is in its backward pass. Parameters and tensors too small to
+be worth a copy stay. On a CPU only the copies happen: values are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from meshwright.run.torch_private import StorageWeakRef
 if TYPE_CHECKING:
     from meshwright.run.models import Decoder
 
-LEAST = 2**20  # bytes of a tensor that is worth a copy
-_UNDER_WAY = 2**30  # bytes that may be on their way out: beyond it the host waits, or nothing would be saved
+LEAST = 2**20  # minimum bytes of a tensor that is worth a copy
+_UNDER_WAY = 2**30  # maximum bytes in transfer: beyond it the host waits, or no memory would be saved
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where so much of a span's activations goes: `cpu`, or another device."""
+    """Target of a share of a span's activations: `cpu`, or another device."""
 
     device: str
     share: OffloadShare
@@ -40,9 +40,9 @@ class Place:
 def offload(
     decoder: Decoder, places: Sequence[Place], layers: Collection[str] | None = None, moves: Moves | None = None
 ) -> None:
-    """Let the blocks of a decoder keep parts of their activations elsewhere; of repeated blocks that is their input.
+    """Make the blocks of a decoder offload a share of their activations; for recomputed blocks that is their input.
 
-    Only some `layers`, if they are named; then all share `moves`, by which one's activations come while another works.
+    If `layers` are named, only those; then all share `moves`, so that copies of one overlap with another's work.
 
     >>> from meshwright.models import Model
     >>> from meshwright.run.models import build
@@ -61,7 +61,7 @@ def offload(
 
 
 class Elsewhere(Keeper):
-    """Keeps what one layer leaves for its backward pass, or the inputs of repeated blocks."""
+    """Keeper that offloads a layer's saved tensors, or the inputs of recomputed blocks."""
 
     def __init__(self, moves: Moves, places: Sequence[Place], layer: nn.Module | None = None) -> None:
         self._moves, self.places = moves, places
@@ -69,7 +69,7 @@ class Elsewhere(Keeper):
 
     def pack(self, tensor: Tensor) -> Any:
         layer = self._layer() if self._layer else None
-        # Weights that are still cut into shards cannot be what is kept.
+        # Sharded weights cannot be among the saved tensors.
         here = [weight for weight in layer.parameters() if not isinstance(weight, DTensor)] if layer else []
         given = set(map(storage_of, here))
         if tensor.untyped_storage().nbytes() < LEAST or storage_of(tensor) in given:
@@ -86,7 +86,7 @@ class Elsewhere(Keeper):
 
 
 class _Batch:
-    """What one run of one layer has parked; fetched together, with the batch before it on the way."""
+    """Tensors that one run of one layer has offloaded; fetched together, while the batch before them is in transfer."""
 
     def __init__(self, of: Keeper, before: _Batch | None) -> None:
         self.of, self.asked = of, False
@@ -107,16 +107,16 @@ class _Batch:
 
 
 class Moves:
-    """The copies of one decoder; its layers share them."""
+    """Copies of one decoder, shared by its layers."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._under_way: deque[Parked] = deque()
-        self._known: dict[int, tuple[Any, weakref.ref[Parked] | None]] = {}  # by address: a storage that is alive
+        self._known: dict[int, tuple[Any, weakref.ref[Parked] | None]] = {}  # by address, for storages that are alive
         self._batch: weakref.ref[_Batch] | None = None
 
     def parked(self, tensor: Tensor, keeper: Elsewhere) -> Parked | None:
-        """The storage of a tensor, elsewhere; nothing if it stays. Several views of it travel once."""
+        """Return the offloaded storage of a tensor, or None if it stays. Several views of a storage are copied once."""
         storage = tensor.untyped_storage()
         known = self._known.get(storage_of(tensor))
         if known is not None and not known[0].expired():
@@ -146,7 +146,7 @@ class Moves:
 
 
 class Parked:
-    """A storage that lies elsewhere, and comes back when it is asked for."""
+    """Offloaded storage, which is fetched when it is needed."""
 
     def __init__(self, tensor: Tensor, device: str, stream: torch.cuda.Stream | None, batch: _Batch) -> None:
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -167,30 +167,30 @@ class Parked:
 
     @property
     def gone(self) -> bool:
-        """Whether the copy is complete."""
+        """Return True if the copy is complete."""
         return bool(self._sent.query())
 
     def let_go(self) -> None:
-        """Give the memory back once the copy is complete."""
+        """Free the device memory once the copy is complete."""
         self._sent.synchronize()
         self._left = None
 
     def fetch(self) -> None:
-        """Start to bring it back."""
+        """Start the copy back."""
         if self._stream is None or self._back is not None:
             return
-        if self._left is not None:  # it has not gone yet
+        if self._left is not None:  # the copy out has not finished
             self._back = self._left
             return
         self._back = torch.empty_like(self._away, device=self._home)
-        self._stream.wait_stream(torch.cuda.current_stream())  # whose earlier work may still use that memory
+        self._stream.wait_stream(torch.cuda.current_stream())  # its earlier work may still use that memory
         with torch.cuda.stream(self._stream):
             self._back.copy_(self._away, non_blocking=True)
             self._arrived = self._stream.record_event()
         self._back.record_stream(self._stream)
 
     def here(self) -> Tensor:
-        """Its bytes, on the device that it came from."""
+        """Return the bytes, on the device that they came from."""
         if self._stream is None:
             return self._away
         self.batch.asked = True

@@ -1,4 +1,4 @@
-"""Which of many tensors of different sizes are offloaded: a fraction of them, spread evenly."""
+"""Choose which of many tensors of different sizes are offloaded: a fraction of them, spread evenly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class OffloadShare:
-    """Takes things one after the other, so that what is taken stays as close to the fraction as sizes allow.
+    """Chooser that takes items in turn, so that the taken share stays as close to the fraction as sizes allow.
 
     >>> half = OffloadShare(0.5)
     >>> [half.takes(8) for _ in range(4)]
@@ -22,7 +22,7 @@ class OffloadShare:
     moved: int = 0
 
     def takes(self, size: int, *, must: bool = False) -> bool:
-        """Whether the next one is taken."""
+        """Return True if the next item is taken."""
         self.seen += size
         goes = must or (self.fraction > 0 and self.moved + size / 2 <= self.fraction * self.seen)
         self.moved += size if goes else 0
@@ -30,9 +30,9 @@ class OffloadShare:
 
 
 def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[Tensor] = ()) -> None:
-    """Mark as many of the weights as make up a fraction of their elements: their states will live in host memory.
+    """Mark weights that make up a fraction of all elements: their states will be offloaded.
 
-    Those that are there `always`, since the weights themselves are, count first.
+    Weights in `always`, which are offloaded themselves, count first.
 
     >>> import torch
     >>> weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
@@ -47,5 +47,5 @@ def keep_on_host(weights: Sequence[Tensor], fraction: float, always: Collection[
 
 
 def on_host(weight: Tensor) -> bool:
-    """Whether the states of a weight are to live there."""
+    """Return True if the states of a weight are to be offloaded."""
     return getattr(weight, "states_on_host", False)

@@ -1,4 +1,4 @@
-"""What a plan says of layers' recomputation, applied to a decoder."""
+"""Apply a plan's recompute settings to a decoder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def recompute(decoder: Decoder, layers: Mapping[Layer, Recompute]) -> None:
-    """Of every layer: nothing, what is cheap, operators by name, or the block as a whole, of which the input is kept.
+    """Set each layer's recompute: none, cheap operators, operators by name, or the whole block, which keeps its input.
 
-    Layers that are not named stay as they are. A block is cut where its layers are of different opinions.
+    Layers that are not named stay as they are. A block is split where its layers' settings differ.
 
     >>> from meshwright.models import Model
     >>> from meshwright.run.models import build
@@ -26,7 +26,7 @@ def recompute(decoder: Decoder, layers: Mapping[Layer, Recompute]) -> None:
     ['activation', 'norm']
     """
     whole: dict[str, tuple[str, ...]] = {}
-    opened: Layer | None = None  # the first of layers that are repeated together
+    opened: Layer | None = None  # the first of layers that are recomputed together
     for layer, how in layers.items():
         if how == "full" and layer.block:
             if opened is None or opened.block != layer.block or layer.opens_block:

@@ -1,6 +1,7 @@
-"""Collectives that gradients pass through. Each is nothing where its axis has one member.
+"""Collectives that gradients pass through. On an axis of one rank they do nothing.
 
-A pair of them brackets every cut: what gathers forward scatters backward, and the other way round.
+A pair of them brackets every sharded region: a gather in the forward pass is a scatter in the backward pass, and the
+other way round.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """The processes along one axis of a grid, as one of them sees it."""
+    """Ranks along one axis of a mesh, as one of them sees it."""
 
     size: int = 1
     rank: int = 0
-    group: Any = None  # a process group; None where there is one member
+    group: Any = None  # process group; None if there is one rank
 
 
 ALONE = AxisGroup()
@@ -41,7 +42,7 @@ def _summed(x: Tensor, axis: AxisGroup) -> Tensor:
 
 
 def _scattered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
-    """The own piece of the sum."""
+    """Return this rank's piece of the sum: a reduce-scatter."""
     pieces = [piece.contiguous() for piece in x.chunk(axis.size, dim=dim)]
     found = torch.empty_like(pieces[0])
     scatter_tensor(found, torch.cat(pieces), group=axis.group)
@@ -56,7 +57,7 @@ def _exchanged(x: Tensor, axis: AxisGroup, cut: int, join: int) -> Tensor:
 
 
 def _shifted(x: Tensor, axis: AxisGroup, by: int) -> Tensor:
-    """From the member `by` places before, in a ring."""
+    """Receive from the rank `by` positions before, in a ring."""
     x = x.contiguous()
     found = torch.empty_like(x)
     there, here = ((axis.rank + step) % axis.size for step in (by, -by))
@@ -70,7 +71,7 @@ def _shifted(x: Tensor, axis: AxisGroup, by: int) -> Tensor:
 
 
 class _Pair(torch.autograd.Function):
-    """One function forward, another one backward."""
+    """Autograd function with one collective forward and another backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Any, back: Any) -> Tensor:
@@ -83,48 +84,48 @@ class _Pair(torch.autograd.Function):
 
 
 def _through(x: Tensor, axis: AxisGroup, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """One way forward and one backward; nothing where there is one member."""
+    """Apply one collective forward and one backward; return x unchanged on an axis of one rank."""
     found: Tensor = x if axis.size == 1 else _Pair.apply(x, there, back)
     return found
 
 
 def copied(x: Tensor, axis: AxisGroup) -> Tensor:
-    """The same on all members, whose gradients are summed."""
+    """Return x, which is equal on all ranks; its gradients are all-reduced."""
     return _through(x, axis, lambda t: t.view_as(t), lambda g: _summed(g, axis))
 
 
 def summed(x: Tensor, axis: AxisGroup) -> Tensor:
-    """The sum over all members, each of whom gets its gradient."""
+    """Return the all-reduced x; each rank gets the gradient of the sum."""
     return _through(x, axis, lambda t: _summed(t, axis), lambda g: g)
 
 
 def gathered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
-    """All pieces; gradients of a piece are summed."""
+    """Return the all-gathered x; gradients are reduce-scattered."""
     return _through(x, axis, lambda t: _gathered(t, axis, dim), lambda g: _scattered(g, axis, dim))
 
 
 def scattered(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
-    """The own piece of the sum over all members."""
+    """Reduce-scatter: return this rank's piece of the sum; gradients are all-gathered."""
     return _through(x, axis, lambda t: _scattered(t, axis, dim), lambda g: _gathered(g, axis, dim))
 
 
 def exchanged(x: Tensor, axis: AxisGroup, cut: int, join: int) -> Tensor:
-    """All-to-all: a piece along one dimension to every member, their pieces joined along another."""
+    """Exchange by all-to-all: send a piece along one dimension to every rank, and join received ones along another."""
     return _through(x, axis, lambda t: _exchanged(t, axis, cut, join), lambda g: _exchanged(g, axis, join, cut))
 
 
 def shifted(x: Tensor, axis: AxisGroup) -> Tensor:
-    """What the member before has, in a ring."""
+    """Receive from the previous rank of a ring."""
     return _through(x, axis, lambda t: _shifted(t, axis, 1), lambda g: _shifted(g, axis, -1))
 
 
 def parted(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
-    """The own piece of what all members have alike; all get the whole gradient."""
+    """Return this rank's piece of a tensor that is equal on all ranks; each gets the whole gradient."""
     return _through(x, axis, lambda t: _piece(t, axis, dim), lambda g: _gathered(g, axis, dim))
 
 
 def joined(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
-    """All pieces, which all members then have alike: of a gradient that is the same everywhere each takes its piece."""
+    """Return the all-gathered x, equal on all ranks. Its gradient is equal too, so each rank takes its piece."""
     return _through(x, axis, lambda t: _gathered(t, axis, dim), lambda g: _piece(g, axis, dim))
 
 
@@ -133,7 +134,7 @@ def _piece(x: Tensor, axis: AxisGroup, dim: int) -> Tensor:
 
 
 def most(count: int, axis: AxisGroup, device: torch.device) -> int:
-    """Return the largest count of all members."""
+    """Return the largest count of all ranks."""
     if axis.size == 1:
         return count
     found = torch.tensor(count, device=device)
@@ -142,7 +143,7 @@ def most(count: int, axis: AxisGroup, device: torch.device) -> int:
 
 
 def dispatched(x: Tensor, axis: AxisGroup, sent: list[int], received: list[int]) -> Tensor:
-    """Rows to every member, so many each; what they send, one below the other."""
+    """Exchange rows by all-to-all, with a count for each rank; received rows are concatenated."""
 
     def there(t: Tensor, out: list[int], back: list[int]) -> Tensor:
         found = t.new_empty(sum(back), *t.shape[1:])

@@ -1,4 +1,4 @@
-"""Where a process stands in the grid of a span: which others it works with along every axis."""
+"""The position of a rank in the mesh of a span, with its process group along every axis."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from meshwright.plans.strategy import Strategy
 from meshwright.run.mesh.collectives import ALONE, AxisGroup, copied, gathered, scattered, summed
 from meshwright.run.torch_private import group_timeout
 
-Groups = dict[str, Any]  # process groups by the ranks they join
+Groups = dict[str, Any]  # process groups by their ranks
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Replicas that share one set of shards, and those that hold the same shard of other sets."""
+    """Sharding groups: replicas that share one set of shards, and those with the same shard of other sets."""
 
     axis: AxisGroup = ALONE
     copies: AxisGroup = ALONE
-    ranks: Sequence[Sequence[int]] = ()  # (set, shard), of which this process is one
+    ranks: Sequence[Sequence[int]] = ()  # (set, shard), including this rank
 
 
 @dataclass(frozen=True)
 class SpanMesh:
-    """One process in the grid of a span; the default stands alone."""
+    """Mesh of a span, as one rank sees it; the default is a single rank."""
 
     tp: AxisGroup = ALONE
     ulysses: AxisGroup = ALONE
     ring: AxisGroup = ALONE
     dp: AxisGroup = ALONE
-    replicas: AxisGroup = ALONE  # that hold the same parameters and see other tokens
-    ep: AxisGroup = ALONE  # experts fold over the same processes: etp over adjacent ones, then ep, then their replicas
+    replicas: AxisGroup = ALONE  # ranks with the same parameters and other tokens
+    ep: AxisGroup = ALONE  # experts fold over the same ranks: etp over adjacent ones, then ep, then their replicas
     etp: AxisGroup = ALONE
     expert_replicas: AxisGroup = ALONE
-    shards: Shards = Shards()  # how ZeRO cuts what the replicas hold
+    shards: Shards = Shards()  # how ZeRO shards parameters over the replicas
     expert_shards: Shards = Shards()
-    alone: AxisGroup = ALONE  # this process, as a group of its own where one is needed
-    everyone: AxisGroup = ALONE  # that share the tokens of a micro-batch
-    fellows: AxisGroup = ALONE  # that share the tokens of the same samples
-    sharers: Mapping[int, AxisGroup] = field(default_factory=dict)  # so many adjacent members of `tp`, by their number
+    alone: AxisGroup = ALONE  # this rank, as a group of its own where one is needed
+    everyone: AxisGroup = ALONE  # ranks that share the tokens of a micro-batch
+    fellows: AxisGroup = ALONE  # ranks that share the tokens of the same samples
+    sharers: Mapping[int, AxisGroup] = field(default_factory=dict)  # groups of adjacent `tp` ranks, by their size
     sp: bool = False
-    uneven: bool = False  # replicas take unequal shares of the samples
-    chunks: int = 1  # that the sums of tensor parallelism are cut into
+    uneven: bool = False  # replicas get unequal numbers of samples
+    chunks: int = 1  # chunks of the all-reduces of tensor parallelism
 
     @staticmethod
     def of(
         strategy: Strategy, ranks: tuple[int, ...], made: Groups | None = None, kv_heads: Iterable[int] = ()
     ) -> SpanMesh:
-        """Every process of the world calls this for every span, in the same order.
+        """Build the mesh of a span; every rank of the world calls this for every span, in the same order.
 
-        `made` keeps groups by the processes they join: each has threads and connections of its own.
+        `made` keeps process groups by their ranks for reuse: each has threads and connections of its own.
         """
-        # Axes lie in `order` from adjacent devices outwards, so that the last is the first dimension.
+        # Axes follow `order` from adjacent devices outwards, so that the last is the first dimension.
         names = list(strategy.order)[::-1]
         grid = torch.tensor(ranks).reshape([getattr(strategy, axis) for axis in names])
         folded = torch.tensor(ranks).reshape(-1, strategy.ep, strategy.etp)
@@ -80,18 +80,18 @@ class SpanMesh:
         )
 
     def enter(self, x: Tensor) -> Tensor:
-        """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
+        """Enter a tensor-parallel region: every rank gets all tokens of (batch, sequence, hidden)."""
         return gathered(x, self.tp, 1) if self.sp else copied(x, self.tp)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Out of it: sums, of the own tokens under sequence parallelism."""
+        """Leave a tensor-parallel region: all-reduce, or reduce-scatter over tokens under sequence parallelism."""
         return scattered(x, self.tp, 1) if self.sp else summed(x, self.tp)
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The part of a whole sequence that this process has, before tensor parallelism.
+        """Return this rank's part of a whole sequence, before tensor parallelism.
 
-        Rings take one piece from the front and one from the back, so that a causal mask gives all the same work;
-        Ulysses cuts what its ring's place holds into consecutive parts.
+        Ring attention takes one piece from the front and one from the back, so that a causal mask gives all ranks the
+        same work. Ulysses cuts the tokens of its ring position into consecutive parts.
         """
         if self.ring.size > 1:
             pieces = x.chunk(2 * self.ring.size, dim=dim)
@@ -99,12 +99,12 @@ class SpanMesh:
         return x.chunk(self.ulysses.size, dim=dim)[self.ulysses.rank]
 
     def inside(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The part that attention sees after Ulysses' exchange."""
+        """Return the part of a sequence that attention sees after Ulysses' exchange."""
         return SpanMesh(ring=self.ring).own(x, dim)
 
 
 def _axis_group(grid: Tensor, kept: list[int], made: Groups) -> AxisGroup:
-    """The processes that differ from this one in some dimensions of a grid only; `made`: groups that there are."""
+    """Return the group of ranks that differ from this one only in some dimensions; `made` holds existing groups."""
     size = prod(grid.shape[i] for i in kept)
     if size == 1:
         return ALONE
@@ -117,11 +117,11 @@ def _axis_group(grid: Tensor, kept: list[int], made: Groups) -> AxisGroup:
 
 
 def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
-    """Of the processes that differ in some dimensions: so many adjacent ones, and those at the same place among them."""
+    """Return sharding groups of ranks that differ in some dimensions: adjacent ones, and those at equal positions."""
     rest = [i for i in range(grid.dim()) if i not in kept]
     flat = grid.permute(*rest, *kept).reshape(-1, prod(grid.shape[i] for i in kept) // few, few)
     mine = [table for table in flat.tolist() if any(dist.get_rank() in row for row in table)]
     return Shards(_axis_group(flat, [2], made), _axis_group(flat, [1], made), mine[0] if mine else [])
 
 
-ONE = SpanMesh()  # no cut at all
+ONE = SpanMesh()  # no parallelism

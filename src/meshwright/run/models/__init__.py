@@ -1,4 +1,4 @@
-"""One module per layer of the chain that plans speak of, for every family that can be trained."""
+"""Models: one module per layer of a plan's chain of layers, for every family that can be trained."""
 
 from meshwright.run.models.context import Context
 from meshwright.run.models.decoder import Decoder, build, fresh

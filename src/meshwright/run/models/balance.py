@@ -1,16 +1,15 @@
-"""The loss that keeps experts equally busy (Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2021).
+"""Load-balancing loss of experts (Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2021).
 
-`sample`: every layer has a loss of every sample (DeepSeek-V3's sequence-wise loss, 2024),
+`sample`: every layer has a loss for every sample (DeepSeek-V3's sequence-wise loss, 2024),
 
     experts x sum over experts of (rows routed to it per token) x (its mean score),
 
-weighed as the sample is in the mean cross entropy. No cut of a batch changes it.
+with the sample's weight in the mean cross entropy. No sharding of a batch changes it.
 
-`batch`: the same formula once, over the tokens of all samples and layers together, as transformers has it. The loss is
-no sum over samples, so that a step must be one micro-batch.
+`batch`: the same formula once, over the tokens of all samples and layers together, as in transformers. The loss is no
+sum over samples, so that a step must be one micro-batch.
 
-Rows are counted, they have no gradient. So scores have a constant one, which is known at the latest when the backward
-pass begins.
+Counts of rows have no gradient. So the gradient of the scores is constant, and known when the backward pass begins.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Balance = Literal["sample", "batch"]
 
 @dataclass(frozen=True)
 class Routed:
-    """What a router did with the own tokens of some samples."""
+    """Routing of the own tokens of some samples."""
 
     scores: Tensor  # (token, expert)
     experts: Tensor  # (token, top_k)
-    samples: Tensor  # (token,): the sample it belongs to, from 0; -1: it is padding
+    samples: Tensor  # (token,): its sample, from 0; -1 is padding
 
     def rows(self, samples: int) -> Tensor:
-        """Return how many rows of each sample every expert gets: (sample, expert).
+        """Return the rows of each sample that every expert gets: (sample, expert).
 
         >>> routed = Routed(torch.ones(3, 2), torch.tensor([[0], [1], [1]]), torch.tensor([0, 0, -1]))
         >>> routed.rows(1)
@@ -48,7 +47,7 @@ class Routed:
         return torch.bincount(places, minlength=samples * count).view(samples, count).to(torch.float32)
 
     def sums_of_scores(self, samples: int) -> Tensor:
-        """Return the sums over the tokens of each sample of the experts' shares in a token's scores: (sample, expert)."""
+        """Return the experts' shares of a token's scores, summed over the tokens of each sample: (sample, expert)."""
         shares = self.scores / self.scores.sum(dim=-1, keepdim=True)
         real = (self.samples >= 0)[:, None]
         into = self.samples.clamp(min=0)
@@ -57,14 +56,14 @@ class Routed:
 
 @dataclass(frozen=True)
 class Totals:
-    """The routing of a whole step: complete when its forward pass is over."""
+    """Routing of a whole step: complete once its forward pass is over."""
 
     rows: dict[str, Tensor] = field(
         default_factory=dict
     )  # of a layer: rows of every expert, tokens, weight of the step
 
     def add(self, layer: str, rows: Tensor, tokens: Tensor, weight: Tensor, everyone: AxisGroup) -> None:
-        """Count a layer's rows on all processes; a layer that is run again counts once."""
+        """Add a layer's rows of all ranks; a recomputed layer counts once."""
         if layer in self.rows:
             return
         found = torch.cat([rows, torch.stack([tokens, weight])])
@@ -73,7 +72,7 @@ class Totals:
         self.rows[layer] = found
 
     def gradient(self) -> Tensor:
-        """Return that of the sum of an expert's scores, times the weight of the step."""
+        """Return the gradient of an expert's summed scores, times the weight of the step."""
         found = torch.stack(list(self.rows.values()))
         tokens = found[:, -2].sum()
         return (len(found[0]) - 2) * found[0, -1] * found[:, :-2].sum(dim=0) / tokens.square()
@@ -103,6 +102,6 @@ class _With(torch.autograd.Function):
 
 
 def with_gradient(x: Tensor, totals: Tensor, gradient: Callable[[], Tensor]) -> Tensor:
-    """Return `x`, whose backward pass also gives `totals` a gradient: so a layer adds to the loss of another stage."""
+    """Return `x`; its backward pass also gives `totals` a gradient, so that a layer adds to another stage's loss."""
     found: Tensor = _With.apply(x, totals, gradient)
     return found

@@ -1,8 +1,9 @@
-"""Tensor-parallel products whose collectives travel in chunks of tokens: while one chunk travels, another is multiplied.
+"""Tensor-parallel products with collectives in chunks of tokens, which overlap with the product of other chunks.
 
-Into a layer, under sequence parallelism, tokens are gathered under the product with those that have arrived; backward,
-the gradient of a chunk is summed under the product of the next, and all of them under the weight's gradient. Out of a
-layer it is the other way round. Tokens are kept as they came, and gathered again for the weight's gradient.
+Under sequence parallelism, the all-gather into a layer overlaps with the product of the tokens that have arrived. In
+the backward pass, the reduce-scatter of a chunk's gradient overlaps with the product of the next, and all of them with
+the weight's gradient. Out of a layer it is the other way round. Tokens are kept sharded, and gathered again for the
+weight's gradient.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch.nn import functional
 
 from meshwright.run.mesh.collectives import AxisGroup, gather_tensor, scatter_tensor
 
-_Arriving = tuple[Tensor, Any]  # where it will be, and what to wait for
+_Arriving = tuple[Tensor, Any]  # output buffer, and the handle to wait for
 
 
 def chunked_enter(x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, *, sp: bool) -> Tensor:
-    """`x @ weight.T` for all tokens of the members, of (batch, token, width); under `sp` each brings its own tokens."""
+    """Return `x @ weight.T` for all ranks' tokens of (batch, token, width); under `sp` each rank brings its own."""
     found: Tensor = _Enter.apply(x, weight, axis, chunks, sp)
     return found
 
 
 def chunked_leave(x: Tensor, weight: Tensor, axis: AxisGroup, chunks: int, *, sp: bool) -> Tensor:
-    """`x @ weight.T` of (batch, token, width), summed over the members; under `sp` the own tokens of the sum."""
+    """Return `x @ weight.T` of (batch, token, width), all-reduced; under `sp` the own tokens of the sum."""
     found: Tensor = _Leave.apply(x, weight, axis, chunks, sp)
     return found
 
@@ -88,14 +89,14 @@ class _Leave(torch.autograd.Function):
 
 
 def _gather(piece: Tensor, axis: AxisGroup) -> _Arriving:
-    """A chunk of the tokens of every member: (member, batch, token, width)."""
+    """Start the all-gather of a chunk of tokens: (rank, batch, token, width)."""
     piece = piece.contiguous()
     whole = piece.new_empty(axis.size, *piece.shape)
     return whole, gather_tensor(whole.flatten(0, 1), piece, group=axis.group, async_op=True)
 
 
 def _sum(partial: Tensor, axis: AxisGroup, sp: bool) -> _Arriving:
-    """A chunk over all members; under sequence parallelism (batch, member, token, width) -> the own tokens."""
+    """Start the all-reduce of a chunk; under sequence parallelism a reduce-scatter of (batch, rank, token, width)."""
     if not sp:
         partial = partial.contiguous()
         return partial, dist.all_reduce(partial, group=axis.group, async_op=True)
@@ -110,7 +111,7 @@ def _all(arriving: list[_Arriving]) -> Tensor:
 
 
 def _split(x: Tensor, axis: AxisGroup, chunks: int, sp: bool) -> list[Tensor]:
-    """Chunks of tokens; under sequence parallelism of the tokens of every member, side by side: (batch, member, ...)."""
+    """Return chunks of tokens; under sequence parallelism each has tokens of every rank: (batch, rank, ...)."""
     if not sp:
         return list(x.chunk(chunks, dim=1))
     return list(x.unflatten(1, (axis.size, -1)).chunk(chunks, dim=2))

@@ -1,4 +1,4 @@
-"""What every layer needs beside its input: where tokens stand, which belong together, and who else works on them."""
+"""Context of every layer beside its input: positions of tokens, their documents, and the mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.run.models.rotary import Turns
 
 @dataclass(frozen=True)
 class Context:
-    """Of one micro-batch of (batch, sequence) tokens, of which a process may have a part.
+    """Context of one micro-batch of (batch, sequence) tokens, of which a rank may have a part.
 
     >>> Context.of(torch.zeros(1, 4)).positions
     tensor([[0, 1, 2, 3]])
@@ -24,13 +24,13 @@ class Context:
 
     positions: Tensor  # (batch, own tokens)
     length: int  # tokens of a whole sample
-    documents: Tensor | None = None  # (batch, sequence): number of the document, where several are packed
+    documents: Tensor | None = None  # (batch, sequence): document number, if several are packed
     mesh: SpanMesh = ONE
-    divisor: float = 0.0  # of losses that layers add themselves; 0: they add none
-    halved: bool = False  # the backward pass comes in two halves: input gradients, then weight gradients
-    masks: Masks | None = None  # of dropout; None: nothing is dropped
-    whole: Totals | None = None  # of the step's routing, where the balance loss is of the whole batch
-    angles: dict[Turns, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)  # once computed
+    divisor: float = 0.0  # of losses that layers add themselves; 0: none
+    halved: bool = False  # the backward pass has two halves: input gradients, then weight gradients
+    masks: Masks | None = None  # of dropout; None: no dropout
+    whole: Totals | None = None  # routing of the step, if the balance loss covers the whole batch
+    angles: dict[Turns, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)  # cached
 
     counted: set[str] = field(default_factory=set, compare=False, repr=False)  # layers whose experts' rows were counted
     routed: list[Tensor] = field(default_factory=list, compare=False, repr=False)
@@ -42,7 +42,7 @@ class Context:
         tokens: Tensor, documents: Tensor | None = None, mesh: SpanMesh = ONE, divisor: float = 0.0, *, halved: bool = False,
         masks: Masks | None = None, whole: Totals | None = None,
     ) -> Context:  # fmt: skip
-        """From whole samples; positions count from the start of a sample, or of a document."""
+        """Create the context of whole samples; positions count from the start of a sample, or of a document."""
         count = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
         if documents is not None:
             new = torch.ones_like(documents, dtype=torch.bool)
@@ -51,16 +51,16 @@ class Context:
         return Context(mesh.own(count), tokens.shape[1], documents, mesh, divisor, halved, masks, whole)
 
     def places(self) -> Tensor:
-        """Return where the own tokens of the residual stream stand in their samples, whatever documents these hold."""
+        """Return the positions of the residual stream's own tokens in their samples, regardless of documents."""
         place = self.mesh.own(torch.arange(self.length, device=self.positions.device), dim=0)
         return place.chunk(self.mesh.tp.size)[self.mesh.tp.rank] if self.mesh.sp else place
 
     def dropped(self, x: Tensor, site: str, rate: float) -> Tensor:
-        """Return what the residual stream gets of (sample, token, channel) after dropout."""
+        """Return (sample, token, channel) after dropout, to be added to the residual stream."""
         return dropped(x, site, rate, self.masks, self.places()) if rate and self.masks else x
 
     def keys(self, source: int) -> list[Interval]:
-        """Return the places of the keys that a member of the ring has."""
+        """Return the positions of the keys that a rank in the ring has."""
         size = self.mesh.ring.size
         if size == 1:
             return [(0, self.length)]
@@ -68,9 +68,9 @@ class Context:
         return [(part * piece, (part + 1) * piece) for part in (source, 2 * size - 1 - source)]
 
     def samples_of_rows(self) -> Tensor:
-        """Return the own sample that each row of a router belongs to; -1 for padding, which no loss or load counts.
+        """Return the own sample of each row of a router; -1 for padding, which no loss or load counts.
 
-        Where members of a tensor-parallel line have the same tokens, each routes some of them.
+        Where ranks of a tensor-parallel group have the same tokens, each routes some of them.
         """
         if not self.routed:
             mesh = self.mesh
@@ -85,7 +85,7 @@ class Context:
         return self.routed[0]
 
     def sizes(self) -> tuple[Tensor, Tensor]:
-        """Return of every sample how many tokens it has, and how many of them have a next one in their document."""
+        """Return each sample's number of tokens, and its number of tokens with a next one in their document."""
         if self.documents is None:
             tokens = torch.full((len(self.positions),), float(self.length), device=self.positions.device)
             return tokens, tokens - 1.0
@@ -94,13 +94,13 @@ class Context:
         return real.sum(dim=1).float(), followed.sum(dim=1).float()
 
     def turns(self, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at the own positions."""
+        """Return cosines and sines at the own positions."""
         if turns not in self.angles:
             self.angles[turns] = turns.at(self.positions)
         return self.angles[turns]
 
     def ends(self) -> Tensor:
-        """Where documents begin, and the last ends, in all samples one behind the other: computed once."""
+        """Return document starts and the last end, over all samples in a row; cached."""
         if not self.bounds:
             place = torch.arange(self.positions.shape[0] * self.length, device=self.positions.device)
             new = place % self.length == 0
@@ -111,7 +111,7 @@ class Context:
         return self.bounds[0]
 
     def documents_of_samples(self) -> list[list[int]] | None:
-        """Of every sample: where its documents begin, and the last ends; nothing where they are whole."""
+        """Return every sample's document starts and its last end, or None if samples are single documents."""
         if self.documents is None:
             return None
         if not self.listed:
@@ -122,9 +122,9 @@ class Context:
         return self.listed[0]
 
     def mask(self, window: int = 0, source: int | None = None) -> Tensor | None:
-        """(batch or 1, 1, query, key): which keys a query sees; None where all before it and its own.
+        """Return the mask (batch or 1, 1, query, key) of keys that a query sees, or None for plain causal attention.
 
-        Keys are those of the process itself, or of a `source` in its ring.
+        Keys are those of the rank itself, or of a `source` in its ring.
         """
         ring = self.mesh.ring
         if ring.size == 1 and self.documents is None and not window:

@@ -1,4 +1,4 @@
-"""A decoder as the chain that plans speak of: a module for every layer, by the layer's name."""
+"""A decoder as a plan's chain of layers: a module for every layer, by the layer's name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _MODULES: dict[type, Callable[[Any, Numerics], nn.Module]] = {
 
 
 class Embedding(nn.Module):
-    """Tokens, and learned positions where a model has them; the table may hold a part of the vocabulary."""
+    """Embedding of tokens, and of learned positions if a model has them; the table may hold a part of the vocabulary."""
 
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
         self.vocabulary = numerics.vocab
         self.layer_name, self.dropout = "", numerics.embedding_dropout
-        self.first = 0  # row of the whole table that the own part begins with
+        self.first = 0  # first row of the own part in the whole table
         self.tokens = nn.Embedding(numerics.vocab, numerics.hidden)
         self.positions = nn.Embedding(numerics.positions, numerics.hidden) if numerics.positions else None
 
@@ -71,18 +71,18 @@ class FinalNorm(nn.Module):
 
 
 class Head(nn.Module):
-    """To the vocabulary, or a part of it."""
+    """Projection to the vocabulary, or a part of it."""
 
     weight: Tensor
 
     def __init__(self, numerics: Numerics) -> None:
         super().__init__()
         self.vocabulary = numerics.vocab
-        self.first = 0  # token that the own part of the vocabulary begins with
+        self.first = 0  # first token of the own part of the vocabulary
         self.weight = nn.Parameter(torch.empty(numerics.vocab, numerics.hidden))
 
     def forward(self, x: Tensor, context: Context, targets: Tensor | None = None) -> Tensor:
-        """Logits, or the sum of losses where targets are given: then the logits never exist whole."""
+        """Return logits, or the sum of losses if targets are given: then the whole logits never exist."""
         x = context.mesh.enter(x)
         return (
             functional.linear(x, self.weight)
@@ -92,7 +92,7 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Some consecutive layers of a model: all of them, or those of a pipeline stage."""
+    """Consecutive layers of a model: all of them, or those of a pipeline stage."""
 
     def __init__(self, layers: Sequence[Layer], facts: Numerics) -> None:
         super().__init__()
@@ -100,24 +100,24 @@ class Decoder(nn.Module):
         self.hidden = facts.hidden
         self.layers = nn.ModuleDict({_key(layer.name): _module(layer, facts) for layer in layers})
         self.tied = False
-        # Weights that live in another layer go by its name wherever they are used.
+        # A weight that belongs to another layer has that layer's name wherever it is used.
         self.aliases = {f"{layer.name}.weight": f"{layer.tied_to}.tokens.weight" for layer in layers if layer.tied_to}
         for layer in layers:
             self.layer(layer.name).layer_name = layer.name
-            if layer.tied_to in self.names:  # both ends stand here and share one parameter
+            if layer.tied_to in self.names:  # both layers are here and share one parameter
                 self.layer(layer.name).weight = self.layer(layer.tied_to).tokens.weight
                 self.tied = True
-        # Layers of which the input alone is kept, with those that follow them in a block (`recompute`).
+        # Layers that keep only their input, with those that follow them in a block (`recompute`).
         self.whole: dict[str, tuple[str, ...]] = {}
         self.inside: frozenset[str] = frozenset()
-        self.keepers: dict[str, Keeper] = {}  # of those inputs, by the first layer
+        self.keepers: dict[str, Keeper] = {}  # for those inputs, by the first layer
 
     def layer(self, name: str) -> Any:
-        """The module of a layer."""
+        """Return the module of a layer."""
         return self.layers[_key(name)]
 
     def named(self) -> Iterator[tuple[str, Any, str]]:
-        """Every parameter and kept buffer once: its name under every plan, the module that has it, its name there."""
+        """Yield every parameter and saved buffer once: its name under every plan, its module, its name there."""
         for name in self.names:
             for part, module in self.layer(name).named_modules():
                 kept = [kind for kind, _ in module.named_parameters(recurse=False)]
@@ -128,32 +128,32 @@ class Decoder(nn.Module):
                         yield self.aliases.get(key, key), module, kind
 
     def products(self) -> Iterator[tuple[str, Product]]:
-        """Matrix products of the blocks by name: those of attention and dense feed-forward networks."""
+        """Yield matrix products of the blocks by name: those of attention and dense feed-forward networks."""
         for name in self.names:
             for part, module in self.layer(name).named_children():
                 if isinstance(module, Product):
                     yield f"{name}.{part}", module
 
     def adapt(self, rank: int) -> None:
-        """Train adapters of that rank beside the products; everything else is frozen."""
+        """Add trained adapters of rank `rank` to the products, and freeze everything else."""
         self.requires_grad_(False)
         for _, product in self.products():
             product.adapt(rank)
 
     def experts(self) -> Iterator[Tensor]:
-        """Parameters of routed experts, which other processes hold alike than those of all else."""
+        """Yield parameters of routed experts, whose replicas are on other ranks than those of the rest."""
         for name in self.names:
             if isinstance(self.layer(name), Mixture):
                 yield from self.layer(name).experts.parameters()
 
     def forward(self, x: Tensor, context: Context | None = None, targets: Tensor | None = None) -> Tensor:
-        """Tokens, or what the layer before hands on -> logits, or what the next layer takes.
+        """Return logits from tokens, or a stage's output from that of the previous stage.
 
-        With `targets` of (batch, own tokens) the head gives the sum of their losses instead of logits.
+        With `targets` of (batch, own tokens) the head returns the sum of their losses instead of logits.
         """
         context = context or Context.of(x)
         for name in self.names:
-            if name in self.inside:  # a block that is run again as a whole
+            if name in self.inside:  # a block that is recomputed as a whole
                 continue
             if name in self.whole:
                 x = self._repeated(x, context, self.whole[name])
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         return x
 
     def _repeated(self, x: Tensor, context: Context, names: Sequence[str]) -> Tensor:
-        """A block that is run again from its input, wherever that is kept until then."""
+        """Run a block that is recomputed from its input, wherever that is kept until then."""
         keeper, needs = self.keepers.get(names[0]), x.requires_grad
         if keeper is None or not torch.is_grad_enabled():
             return checkpoint(self._block, x, context, names, use_reentrant=False)
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
 
 
 def _key(name: str) -> str:
-    """Module names hold no dots."""
+    """Return a name without dots, as module names need."""
     return name.replace(".", "_")
 
 
@@ -203,7 +203,7 @@ def _module(layer: Layer, facts: Numerics) -> nn.Module:
 def build(
     model: Model, layers: Sequence[Layer] | None = None, *, seed: int = 0, device: str = "cpu", lora: int = 0
 ) -> Decoder:
-    """A decoder with fresh weights, which depend on the seed and the layer's name only, not on how the chain is cut.
+    """Return a decoder with fresh weights, which depend only on the seed and the layer's name, not on the sharding.
 
     >>> decoder = build(Model.preset("tiny-llama"))
     >>> decoder(torch.zeros(1, 8, dtype=torch.long)).shape
@@ -222,9 +222,9 @@ def build(
 
 
 def fresh(key: str, shape: Sequence[int], deviation: float, seed: int) -> Tensor:
-    """The first value of a parameter: norms are one, biases nothing, all else is drawn from a stream of its own.
+    """Return the initial value of a parameter: norms are one, biases zero, others from a random stream of their own.
 
-    An adapter adds nothing at first: B is zero, A as large as makes `x A^T` as large as x.
+    An adapter adds nothing at first: B is zero, and A is scaled so that `x A^T` is as large as x.
 
     >>> fresh("norm.norm.weight", (2,), 0.02, 0)
     tensor([1., 1.])

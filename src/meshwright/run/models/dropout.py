@@ -1,8 +1,8 @@
 """Dropout whose masks are a pure function of the run's seed, the step, the sample, the layer and the element.
 
-No generator has a state. So the same mask falls under every plan, in every repetition of a forward pass and after
-resuming. Words of 32 bits come from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011),
-in integer operations that give the same bits on every device.
+No generator has a state. So the mask is the same under every plan, when a forward pass is recomputed, and after
+resuming. 32-bit words come from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), in
+integer operations that give the same bits on every device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _ROUNDS = 10
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
-_WORDS = 4  # of one counter
-_IN_CACHE, _IN_MEMORY = 2**16, 2**22  # counters that are worked on at a time
+_WORDS = 4  # words of one counter
+_IN_CACHE, _IN_MEMORY = 2**16, 2**22  # counters per chunk
 
 
 def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -39,23 +39,24 @@ def philox(counter: Sequence[Tensor], key: tuple[int, int]) -> tuple[Tensor, ...
         first, second = a * _FACTORS[0], c * _FACTORS[1]
         a = ((second >> 32) ^ b).bitwise_xor_(left).bitwise_and_(_LOW)
         c = ((first >> 32) ^ d).bitwise_xor_(right).bitwise_and_(_LOW)
-        b, d = second, first  # their upper halves are cut off where they are used
+        b, d = second, first  # the upper halves are cut off at use
         left, right = (left + _KEY_STEPS[0]) & _LOW, (right + _KEY_STEPS[1]) & _LOW
     return a, b & _LOW, c, d & _LOW
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Where the masks of consecutive samples of a step come from."""
+    """Masks of consecutive samples of a step."""
 
     seed: int  # of the run
     step: int
     first: int  # number of the first sample in the global batch
 
     def kept(self, site: str, rate: float, rows: Tensor, places: Tensor, columns: Sequence[Interval]) -> Tensor:
-        """Return which elements of (row, place, column) stay. Each is dropped with the probability `rate`.
+        """Return True for elements of (row, place, column) that are kept. Each is dropped with the probability `rate`.
 
-        Rows count samples, or heads of samples, over the whole batch; places and columns count in the whole sample.
+        Rows number samples, or heads of samples, over the whole batch; places and columns are positions in the whole
+        sample.
 
         >>> masks, row, columns = Masks(seed=0, step=0, first=0), torch.tensor([3]), [(0, 8)]
         >>> whole = masks.kept("embed", 0.5, row, torch.arange(4), columns)
@@ -69,7 +70,7 @@ class Masks:
         return every.view(len(rows), len(places), -1)
 
     def _stay(self, site: str, below: int, rows: Tensor, places: Tensor, low: int, high: int) -> Tensor:
-        """Return the same for pairs of a row and a place, some of them at a time. Four columns share a counter."""
+        """Return the mask of `kept` for pairs of a row and a place, some at a time. Four columns share a counter."""
         blocks = torch.arange(low // _WORDS, -(-high // _WORDS), device=places.device)
         step = torch.full((), self.step, dtype=torch.int64, device=places.device)
         found = torch.empty(len(places), len(blocks), _WORDS, dtype=torch.bool, device=places.device)
@@ -83,7 +84,7 @@ class Masks:
 
 
 def _key(seed: int, site: str) -> tuple[int, int]:
-    """Return the two words of Philox's key that belong to a run and a site."""
+    """Return the two words of Philox's key for a run and a site."""
     digest = hashlib.blake2b(f"{seed} {site}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 

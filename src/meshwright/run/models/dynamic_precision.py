@@ -1,7 +1,7 @@
-"""Precision of every product by what it needs: up where a type loses too much, down where a coarser one would do.
+"""Precision of every matrix product as needed: up if a type loses too much, down if a coarser one would do.
 
-Every few steps one step is watched: what the type of a product, and the next coarser one, do to its inputs, weights and
-gradients. Sums over all processes are the same on each, and so are the decisions.
+Every few steps one step is watched: the rounding errors of inputs, weights and gradients, in a product's type and in
+the next coarser one. Sums over all ranks are the same on each, and so are the decisions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from meshwright.run.models.linear import Product
 from meshwright.run.precision.matmul import LADDER, has_float8
 from meshwright.run.precision.rounding import SUMS, Rounding, Watch
 
-EVERY = 16  # steps between two that are watched
-CHECKS = 3  # in a row that agree, before anything moves
-# Below the first a type is surely fine enough, above the second too coarse; between them nothing happens.
+EVERY = 16  # steps between two watched ones
+CHECKS = 3  # consecutive checks that must agree before a type changes
+# Below the first a type is fine enough, above the second too coarse; in between nothing changes.
 LOST = (0.01, 0.05)
-ERROR = (0.3, 0.5)  # 0.2 is what rounding does where no value is lost
+ERROR = (0.3, 0.5)  # rounding without lost values gives 0.2
 
 
 @dataclass
 class Level:
-    """The type of one product. Each move up doubles how long it takes to come down, so that it cannot go to and fro.
+    """Type of one product. Each move up doubles the wait before the next move down, so that it does not oscillate.
 
     >>> level = Level("fp8")
     >>> [level.judge(Rounding(lost=0.5), None, healthy=True) for _ in range(3)], level.at
@@ -35,12 +35,12 @@ class Level:
     """
 
     at: str
-    bad: int = 0  # checks in a row that found the type too coarse
-    calm: int = 0  # checks in a row that found the next coarser one fine
-    patience: int = CHECKS  # calm checks that it takes
+    bad: int = 0  # consecutive checks that found the type too coarse
+    calm: int = 0  # consecutive checks that found the next coarser one fine
+    patience: int = CHECKS  # calm checks needed for a move down
 
     def judge(self, here: Rounding, below: Rounding | None, *, healthy: bool) -> bool:
-        """Whether it moves, by what its type and the next coarser one do; None: there is none."""
+        """Return True if the type changes, given the errors of the type and of the next coarser one, if any."""
         place = LADDER.index(self.at)
         self.bad = self.bad + 1 if _high(here) and place + 1 < len(LADDER) else 0
         self.calm = self.calm + 1 if below is not None and healthy and not self.bad and _low(below) else 0
@@ -60,7 +60,7 @@ def _low(found: Rounding) -> bool:
 
 
 class Dynamic:
-    """Of all products of a model; every process has one and calls the same methods at the same steps."""
+    """Precision of all products of a model; every rank calls the same methods at the same steps."""
 
     def __init__(self, products: Mapping[str, Product], start: str, coarsest: str, device: str) -> None:
         self.products, self.coarsest, self.device = products, coarsest, torch.device(device)
@@ -74,7 +74,7 @@ class Dynamic:
 
     @staticmethod
     def of(products: Mapping[str, Product], precision: str, device: str) -> Dynamic:
-        """From the precision of a job on; down to 8 bits where a device has them."""
+        """Create levels that start at a job's precision; down to 8 bits on devices that have them."""
         start = "fp32" if precision == "tf32" else precision
         if start not in LADDER:
             raise InputError(
@@ -84,13 +84,13 @@ class Dynamic:
         return Dynamic(products, start, coarsest, device)
 
     def before(self, step: int) -> None:
-        """Watch this step, or not."""
+        """Watch this step if it is due."""
         if step % EVERY == 0:
             for name, product in self.products.items():
                 product.watch = Watch(self._kinds(name), self.device)
 
     def after(self, step: int, *, healthy: bool) -> list[dict[str, str]]:
-        """What moved, after a step; where the loss is not healthy nothing moves down."""
+        """Return the changes after a step; nothing moves down while the loss is unhealthy."""
         if step % EVERY:
             return []
         kinds = {name: self._kinds(name) for name in self.levels}
@@ -112,7 +112,7 @@ class Dynamic:
         return moved
 
     def _kinds(self, name: str) -> tuple[str, ...]:
-        """Types to watch: the own one if it rounds, and the next coarser one if it may be taken."""
+        """Return the types to watch: the own one if it rounds, and the next coarser one if it may be chosen."""
         place = LADDER.index(self.levels[name].at)
         some = LADDER[max(place - 1, LADDER.index(self.coarsest)) : place + 1]
         return tuple(kind for kind in some if kind != LADDER[-1])
@@ -122,10 +122,10 @@ class Dynamic:
             product.computed_in = self.levels[name].at
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {name: asdict(level) for name, level in self.levels.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.levels |= {name: Level(**state[name]) for name in self.levels if name in state}
         self._set()

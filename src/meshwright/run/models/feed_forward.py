@@ -1,4 +1,4 @@
-"""Dense feed-forward layers: norm, products and the residual, as one link of the chain."""
+"""Dense feed-forward layers: norm, products and the residual stream, as one layer of the chain."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from meshwright.run.models.numerics import Numerics
 
 
 def activated(x: Tensor, name: str) -> Tensor:
-    """By name: silu, gelu, or gelu_tanh as GPT-2 has it."""
+    """Apply an activation function by name: silu, gelu, or gelu_tanh as in GPT-2."""
     if name == "silu":
         return functional.silu(x)
     return functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
 class FeedForward(nn.Module):
-    """Gated (gate and up in one product) or plain."""
+    """Feed-forward network, gated (gate and up in one product) or plain."""
 
     def __init__(self, shape: Mlp, numerics: Numerics) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def widened(
     run: Run, x: Tensor, up: Product | Callable[[Tensor], Tensor], repeated: frozenset[str], *, gated: bool,
     prefix: str = "",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gate and up in one product, or as two where a plan repeats one of them only."""
+    """Return gate and up from one product, or from two if a plan recomputes only one of them."""
     names = (f"{prefix}gate", f"{prefix}up") if gated else (f"{prefix}up",)
     if not isinstance(up, Product) or not _apart(repeated, gated=gated, prefix=prefix):
         return (run(names[0], up, x),)
@@ -67,12 +67,12 @@ def widened(
 
 
 def _apart(repeated: frozenset[str], *, gated: bool, prefix: str = "") -> bool:
-    """Whether one of gate and up is repeated and the other is not."""
+    """Return True if exactly one of gate and up is recomputed."""
     return gated and len(repeated & {f"{prefix}gate", f"{prefix}up"}) == 1
 
 
 def inner(x: tuple[Tensor, ...], activation: str, *, gated: bool) -> Tensor:
-    """Between the two products; gates and ups side by side in one tensor, or in two."""
+    """Apply the activation between the two products; gates and ups are side by side in one tensor, or in two."""
     if not gated:
         return activated(x[0], activation)
     if activation == "silu" and len(x) == 1:

@@ -1,4 +1,4 @@
-"""Matrix products of a layer: whole or cut by tensor parallelism, with a trained one of low rank beside a frozen one."""
+"""Matrix products of a layer: whole or tensor-parallel, with LoRA beside a frozen product."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshwright.run.models.chunked_linear import chunked_enter, chunked_leave
 from meshwright.run.precision.matmul import linear
 from meshwright.run.precision.rounding import Watch
 
-SCALE = 2.0  # of what an adapter adds: alpha / rank, with alpha twice the rank as is usual
+SCALE = 2.0  # scale of an adapter's output: alpha / rank, with the usual alpha of twice the rank
 
 
 class Adapter(nn.Module):
-    """LoRA (Hu et al., 2021): `scale * (x A^T) B^T` beside `x W^T`, of which A and B alone are trained."""
+    """LoRA (Hu et al., 2021): `scale * (x A^T) B^T` beside `x W^T`; only A and B are trained."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class Adapter(nn.Module):
         self.b = nn.Parameter(weight.new_empty(weight.shape[0], rank))
 
     def added(self, found: Tensor, x: Tensor, b: Tensor) -> Tensor:
-        """Onto the frozen product, in one kernel with the second of the two small ones."""
+        """Return the frozen product plus the adapter's, fused with the second of its two small products."""
         low = functional.linear(x, self.a).flatten(0, -2)
         return torch.addmm(found.flatten(0, -2), low, b.t(), alpha=SCALE).view(found.shape)
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The weight that does what a weight and its adapter do, rounded once.
+    """Return a weight merged with its adapter, rounded once.
 
     >>> merged(torch.ones(2, 2), torch.ones(1, 2), torch.tensor([[0.0], [1.0]]))
     tensor([[1., 1.],
@@ -39,35 +39,35 @@ def merged(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class Product(nn.Linear):
-    """Of a block: tensor parallelism leaves each member some of its outputs, or all."""
+    """Matrix product of a block; under tensor parallelism each rank has some of its outputs, or all."""
 
     lora: Adapter | None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.register_module("lora", None)
-        self.computed_in = ""  # a type of `products.LADDER`; nothing: that of its input
-        self.watch: Watch | None = None  # sees what is multiplied
+        self.computed_in = ""  # a type of `matmul.LADDER`; empty: that of the input
+        self.watch: Watch | None = None  # measures rounding errors
 
     def adapt(self, rank: int) -> None:
-        """Train an adapter in place of the weight."""
+        """Freeze the weight, and train an adapter instead."""
         self.requires_grad_(False)
         self.lora = Adapter(self.weight, rank)
 
     def in_chunks(self, mesh: SpanMesh) -> bool:
-        """Whether its collectives travel under it."""
+        """Return True if collectives overlap with this product."""
         return mesh.chunks > 1 and self.lora is None and not self.computed_in
 
     def forward(self, x: Tensor) -> Tensor:
         return self.part(x, 0, 1)
 
     def entered(self, x: Tensor, mesh: SpanMesh) -> Tensor:
-        """Of what has not entered the tensor-parallel part yet: it does so in chunks."""
+        """Return the product of an input that has not yet entered the tensor-parallel region: it is gathered in chunks."""
         found = chunked_enter(x, self.weight, mesh.tp, mesh.chunks, sp=mesh.sp)
         return found if self.bias is None else found + self.bias
 
     def part(self, x: Tensor, index: int, of: int) -> Tensor:
-        """One of so many equal parts of its outputs."""
+        """Return one of `of` equal parts of the outputs."""
         weight, bias = (one if one is None or of == 1 else one.chunk(of)[index] for one in (self.weight, self.bias))
         found = self._times(x, weight, bias)
         if self.lora is None:
@@ -82,7 +82,7 @@ class Product(nn.Linear):
 
 
 class Row(Product):
-    """Each member has some of the inputs, that is of the weight's columns: results are summed, the bias is added once."""
+    """Row-parallel product: each rank has some inputs (columns of the weight); all-reduce results, add the bias once."""
 
     def forward(self, x: Tensor, mesh: SpanMesh) -> Tensor:  # type: ignore[override]
         if self.in_chunks(mesh):

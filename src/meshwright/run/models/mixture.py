@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, experts that take whatever comes (dropless), experts that all tokens share."""
+"""Mixture of experts: a router, routed experts without a capacity limit (dropless), and shared experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.run.models.numerics import Numerics, Routing
 
 
 class Router(nn.Module):
-    """Which experts a token goes to, and with what weights."""
+    """Router that chooses each token's experts and their weights."""
 
     correction: Tensor
 
@@ -28,12 +28,12 @@ class Router(nn.Module):
         super().__init__()
         self.shape, self.routing = shape, routing
         self.weight = nn.Parameter(torch.empty(shape.experts, shape.hidden))
-        self.load: Tensor | None = None  # rows that went to every expert since the last correction
+        self.load: Tensor | None = None  # rows of every expert since the last bias correction
         if routing.corrected:
             self.register_buffer("correction", torch.zeros(shape.experts))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of (token, hidden): weights and experts of (token, top_k), and the scores of all in float32."""
+        """Return weights and experts of (token, top_k), and all scores in float32, for (token, hidden)."""
         logits = functional.linear(x.float(), self.weight.float())
         scores = logits.sigmoid() if self.routing.sigmoid else logits.softmax(dim=-1)
         experts = self._among(scores).topk(self.shape.top_k, dim=-1, sorted=False).indices
@@ -43,11 +43,11 @@ class Router(nn.Module):
         return (weights * self.routing.scale).to(x.dtype), experts, scores
 
     def count(self, rows: Tensor) -> None:
-        """Remember how many rows every expert got."""
+        """Add the rows that every expert got."""
         self.load = rows if self.load is None else self.load + rows
 
     def _among(self, scores: Tensor) -> Tensor:
-        """What the choice is made by: corrected scores, of the best groups only (DeepSeek-V3)."""
+        """Return the scores for the choice: with bias correction, of the best groups only (DeepSeek-V3)."""
         r = self.routing
         found = scores + self.correction if r.corrected else scores
         if r.groups <= 1 or r.top_groups >= r.groups:
@@ -59,7 +59,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated feed-forward networks side by side: (expert, out, in)."""
+    """Gated feed-forward networks of all experts: (expert, out, in)."""
 
     def __init__(self, experts: int, hidden: int, width: int, activation: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
 
     def forward(self, x: Tensor, counts: Tensor, run: Run = plainly) -> Tensor:
-        """Of rows in the order of the experts, so many for each."""
+        """Return the experts' outputs for rows in the order of experts, `counts` for each."""
         wide = run("expert_up", lambda t: grouped(t, self.up, counts), x, part=self)
         product = run("expert_activation", lambda t: inner((t,), self.activation, gated=True), wide)
         found: Tensor = run("expert_down", lambda t: grouped(t, self.down, counts), product, part=self)
@@ -76,7 +76,7 @@ class Experts(nn.Module):
 
 
 def grouped(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Rows times the transposed weights of their expert; one kernel on accelerators."""
+    """Multiply rows by the transposed weights of their expert; one kernel on accelerators."""
     if x.is_cuda:
         ends = counts.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
@@ -85,7 +85,7 @@ def grouped(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """Norm, routed and shared experts and the residual, as one link of the chain."""
+    """Norm, routed and shared experts and the residual stream, as one layer of the chain."""
 
     def __init__(self, shape: Moe, numerics: Numerics) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Mixture(nn.Module):
         self.router = Router(shape, numerics.routing)
         self.balance = numerics.routing.balance
         self.experts = Experts(shape.experts, shape.inner, shape.width, numerics.activation)
-        if shape.bottleneck:  # BigMac: tokens travel narrow
+        if shape.bottleneck:  # BigMac: tokens are sent at a narrow width
             self.descend = nn.Linear(shape.hidden, shape.inner, bias=False)
             self.ascend = nn.Linear(shape.inner, shape.hidden, bias=False)
         if shape.shared_width:
@@ -110,7 +110,7 @@ class Mixture(nn.Module):
         mesh = context.mesh
         with operators(self) as run:
             normed, x = run("norm", self.norm.beside, x)
-            # Where all members of a tensor-parallel line have the same tokens, each routes some of them.
+            # Where all ranks of a tensor-parallel group have the same tokens, each routes some of them.
             once = mesh.tp if not mesh.sp else ALONE
             flat = normed.flatten(0, 1)
             h = parted(functional.pad(flat, (0, 0, 0, -len(flat) % once.size)), once, 0)
@@ -125,10 +125,10 @@ class Mixture(nn.Module):
             return x + self._shared(run, normed, mesh) if self.shape.shared_width else x
 
     def _balanced(self, weights: Tensor, routed: Routed, context: Context) -> Tensor:
-        """What keeps experts equally busy: a correction counts their rows, a loss adds to the gradient of the scores."""
+        """Balance the load of experts: count rows for the bias correction, or add the loss's gradient to the scores."""
         samples = len(context.positions)
         if self.router.routing.corrected and self.layer_name not in context.counted:
-            context.counted.add(self.layer_name)  # a layer that is run again counts once
+            context.counted.add(self.layer_name)  # a recomputed layer counts once
             self.router.count(routed.rows(samples).sum(dim=0))
         if not self.balance:
             return weights
@@ -138,19 +138,19 @@ class Mixture(nn.Module):
             gradient = factor * sample_gradient(rows, tokens, weight, context.mesh.fellows)
             return with_gradient(weights, sums, lambda: gradient)
         whole, own = context.whole, (routed.samples >= 0).sum().float()
-        # Fellows have the same samples, and each a part of their weight.
+        # these ranks have the same samples, and each a part of their weight
         whole.add(
             self.layer_name, rows.sum(dim=0), own, weight.sum() / context.mesh.fellows.size, context.mesh.everyone
         )
         return with_gradient(weights, sums.sum(dim=0), lambda: factor * whole.gradient())
 
     def _routed(self, run: Run, h: Tensor, weights: Tensor, experts: Tensor, mesh: SpanMesh) -> Tensor:
-        """Rows to the processes that have their experts, through them, and back.
+        """Send rows to the ranks that own their experts, apply the experts, and send the results back.
 
-        Members of an expert's own tensor-parallel line (etp) have the same rows, and sum what they make of them.
+        Ranks of an expert's tensor-parallel group (etp) have the same rows, and all-reduce their results.
         """
         own = len(h)
-        if mesh.uneven:  # members' pieces must be equal: rows that weigh nothing are added
+        if mesh.uneven:  # ranks' pieces must be equal: rows of zero weight are added
             missing = most(own, mesh.etp, h.device) - own
             h, weights, experts = (functional.pad(part, (0, 0, 0, missing)) for part in (h, weights, experts))
         h, weights = (gathered(part, mesh.etp, 0) for part in (h, weights))
@@ -162,15 +162,15 @@ class Mixture(nn.Module):
         return scattered(torch.zeros_like(h).index_add(0, token, rows), mesh.etp, 0)[:own]
 
     def _elsewhere(self, run: Run, h: Tensor, token: Tensor, counts: Tensor, mesh: SpanMesh) -> Tensor:
-        """Rows in the order of all experts, so many for each, through them wherever they are."""
+        """Apply experts on the ranks that own them to rows in the order of all experts, `counts` for each."""
         if mesh.ep.size == 1:
             found: Tensor = self.experts(run("dispatch", lambda t: t[token], h), counts, run)
             return found
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=mesh.ep.group)
-        theirs = theirs.view(mesh.ep.size, -1)  # (member, own expert): rows that it sends
+        theirs = theirs.view(mesh.ep.size, -1)  # (rank, own expert): rows that it sends
         sent, received = counts.view(mesh.ep.size, -1).sum(dim=1).tolist(), theirs.sum(dim=1).tolist()
-        # They arrive by member; experts want them by expert.
+        # Rows arrive ordered by rank, and are needed ordered by expert.
         own = torch.arange(theirs.shape[1], device=h.device)
         order = own.repeat(mesh.ep.size).repeat_interleave(theirs.flatten()).argsort(stable=True)
         arrived = run("dispatch", lambda t: dispatched(t[token], mesh.ep, sent, received)[order], h)
@@ -178,7 +178,7 @@ class Mixture(nn.Module):
         return dispatched(done[order.argsort()], mesh.ep, received, sent)
 
     def _shared(self, run: Run, normed: Tensor, mesh: SpanMesh) -> Tensor:
-        """Of all tokens; under tensor parallelism its width is cut as that of a dense layer."""
+        """Return the shared experts' output for all tokens; tensor parallelism shards them like a dense layer."""
         wide = widened(run, mesh.enter(normed), self.shared_up, self.repeated, gated=True, prefix="shared_")
         product = run("shared_activation", lambda *t: inner(t, self.experts.activation, gated=True), *wide)
         found: Tensor = run("shared_down", lambda t: self.shared_down(t, mesh), product)

@@ -10,30 +10,33 @@ from meshwright.run.models.numerics import Numerics
 
 
 class RMSNorm(nn.RMSNorm):
-    """One kernel on accelerators."""
+    """RMS norm: one kernel on accelerators."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm, and its input for the residual."""
+        """Return the norm, and its input for the residual stream."""
         return rms_norm_beside(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.LayerNorm):
-    """With the same names."""
+    """Layer norm with the same interface."""
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm, and its input for the residual."""
+        """Return the norm, and its input for the residual stream."""
         return self(x), x
 
 
 def norm(kind: str, width: int, numerics: Numerics) -> RMSNorm | LayerNorm:
-    """`rms` or `layer`."""
+    """Return a norm of kind `rms` or `layer`."""
     return RMSNorm(width, eps=numerics.eps) if kind == "rms" else LayerNorm(width, eps=numerics.eps)
 
 
 def entered(norm: RMSNorm | LayerNorm, x: Tensor, mesh: SpanMesh, *, later: bool = False) -> tuple[Tensor, Tensor]:
-    """The norm of x on all members of a tensor-parallel line, and x for the residual; `later`: a product brings it in."""
+    """Return the norm of x on all ranks of a tensor-parallel group, and x for the residual stream.
+
+    With `later`, the next product gathers the norm instead.
+    """
     normed, x = norm.beside(x)
     return normed if later else mesh.enter(normed), x

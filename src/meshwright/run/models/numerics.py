@@ -1,4 +1,4 @@
-"""What a config says beside shapes: norms, activation functions, rotary frequencies, routing."""
+"""Facts of a config beside shapes: norms, activation functions, rotary frequencies, routing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.errors import InputError
 from meshwright.models import Model
 from meshwright.models.presets import find_preset
 
-# Families whose layers can be built and trained here; others can be planned.
+# Families whose layers can be built and trained here; others can only be planned.
 TRAINABLE = (
     "gpt2",
     "llama",
@@ -34,36 +34,36 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Routing:
-    """How a router chooses experts and weighs what they say."""
+    """Rules by which a router chooses and weighs experts."""
 
-    sigmoid: bool = False  # of every logit on its own (DeepSeek-V3), else softmax
-    normalised: bool = True  # the chosen weights add up to one
-    groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
+    sigmoid: bool = False  # of each logit (DeepSeek-V3), else softmax
+    normalised: bool = True  # the chosen weights sum to one
+    groups: int = 1  # number of groups; experts are chosen from the best `top_groups` of them
     top_groups: int = 1
     scale: float = 1.0
-    corrected: bool = False  # a bias that balances load takes part in the choice, not in the weights
-    balance: float = 0.0  # weight of the loss that keeps experts equally busy
+    corrected: bool = False  # a bias that balances load affects the choice, not the weights
+    balance: float = 0.0  # weight of the load-balancing loss
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Of one model."""
+    """Numerics of one model."""
 
     vocab: int
     hidden: int
-    positions: int = 0  # learned, 0: none
+    positions: int = 0  # learned positions; 0: none
     eps: float = 1e-6
     activation: str = "silu"
     theta: float = 10_000.0
-    rope: Mapping[str, Any] = field(default_factory=dict)  # how frequencies are scaled: Hugging Face's own words
-    interleaved: bool = False  # rotary pairs stand side by side (DeepSeek)
+    rope: Mapping[str, Any] = field(default_factory=dict)  # scaling of frequencies, in Hugging Face's terms
+    interleaved: bool = False  # the values of a rotary pair are adjacent (DeepSeek)
     routing: Routing = Routing()
     initializer: float = 0.02
-    embedding_dropout: float = 0.0  # rates of blocks are in the shapes of their layers
+    embedding_dropout: float = 0.0  # dropout rates of blocks are in the shapes of their layers
 
 
 def config_of(model: Model) -> Mapping[str, Any]:
-    """The Hugging Face config that a model was made from."""
+    """Return the Hugging Face config that a model was made from."""
     if isinstance(model.reference, str):
         return find_preset(model.reference).config
     if "model_type" not in model.reference:
@@ -72,7 +72,7 @@ def config_of(model: Model) -> Mapping[str, Any]:
 
 
 def numerics(model: Model) -> Numerics:
-    """Read them, with the defaults of transformers' config classes."""
+    """Read the numerics of a model, with the defaults of transformers' config classes."""
     config = config_of(model)
     family = str(config["model_type"])
     if family not in TRAINABLE:
@@ -101,12 +101,12 @@ def _rate(config: Mapping[str, Any], name: str, default: float) -> float:
     return default if config.get(name) is None else float(config[name])
 
 
-# Rates of parts that a language model does not have: GPT-2's summaries, classifiers.
+# Dropout rates of parts that a language model does not have: GPT-2's summaries, classifiers.
 _ELSEWHERE = {"summary_first_dropout", "summary_last_dropout", "classifier_dropout"}
 
 
 def _refuse_noise(config: Mapping[str, Any], family: str) -> None:
-    """Refuse dropout that transformers' class of the family does not have either, and noise on a router's input."""
+    """Refuse noise on a router's input, and dropout that transformers' class of the family does not have."""
     trained = {"resid_pdrop", "embd_pdrop", "attn_pdrop"} if family == "gpt2" else {"attention_dropout"}
     for name, value in config.items():
         asked = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
@@ -127,7 +127,7 @@ def _routing(config: Mapping[str, Any], family: str) -> Routing:
             top_groups=int(config.get("topk_group", 4)), scale=float(config.get("routed_scaling_factor", 2.5)),
             corrected=True,
         )  # fmt: skip
-    # transformers adds this loss where the config asks for the router's logits.
+    # transformers adds this loss if the config asks for the router's logits.
     weight = float(config.get("router_aux_loss_coef", 0.001)) if config.get("output_router_logits") else 0.0
     return Routing(normalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)), balance=weight)
 

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2021), with the scalings that long contexts are trained with."""
+"""Rotary positions (Su et al., 2021), with the scalings of models for long contexts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from meshwright.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """How fast pairs turn; layers that turn alike share one, so that a micro-batch computes its angles once.
+    """Rotary frequencies. Layers with equal ones share an object, so that a micro-batch computes its angles once.
 
-    Always in float32, whatever the model is trained in: at bfloat16 positions past 256 would fall together.
+    They are float32, whatever the training precision: in bfloat16, positions past 256 would coincide.
     """
 
     inverse: Tensor  # (dim / 2,) radians per position
@@ -29,7 +29,7 @@ class Turns:
         return _turns(dim, theta, tuple(sorted(scaling.items())))
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of (batch, sequence, dim / 2)."""
+        """Return cosines and sines of (batch, sequence, dim / 2)."""
         angles = positions.unsqueeze(-1) * self.inverse.to(positions.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
@@ -41,7 +41,7 @@ def _turns(dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]) -> Turn
 
 
 def frequencies(dim: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """(dim / 2,) radians per position, and what cosines and sines are multiplied with."""
+    """Return radians per position of (dim / 2,), and the factor of cosines and sines."""
     plain = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
@@ -57,7 +57,7 @@ def frequencies(dim: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Ten
 
 
 def _llama3(plain: Tensor, factor: float, scaling: Mapping[str, Any]) -> Tensor:
-    """Low frequencies are slowed, high ones stay, those between are blended (Llama 3.1)."""
+    """Slow low frequencies, keep high ones, and blend those in between (Llama 3.1)."""
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -65,7 +65,7 @@ def _llama3(plain: Tensor, factor: float, scaling: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(plain: Tensor, dim: int, theta: float, factor: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """NTK by parts (Peng et al., 2023)."""
+    """Scale by NTK-by-parts (YaRN; Peng et al., 2023)."""
     length = float(scaling["original_max_position_embeddings"])
 
     def place(turns: float) -> float:
@@ -87,5 +87,5 @@ def _yarn(plain: Tensor, dim: int, theta: float, factor: float, scaling: Mapping
 
 
 def halves(x: Tensor) -> Tensor:
-    """Pairs that stand side by side (DeepSeek), half a head apart."""
+    """Reorder adjacent pairs (DeepSeek) to be half a head apart."""
     return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)

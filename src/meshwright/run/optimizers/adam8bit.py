@@ -1,9 +1,9 @@
 """AdamW (Loshchilov and Hutter, 2019) with both moments in 8 bits.
 
-Moments are kept by blocks of 256 values that share a scale (Dettmers et al., "8-bit Optimizers via Block-wise
-Quantization", 2022), in codes that are finer near nothing: m = scale * c |c| / 127^2 and v = scale * (c / 255)^4, so that
-the root of v, by which Adam divides, spans five decades. They are rounded up or down by chance: with beta2 = 0.999 a
-second moment changes by less than half a code per step, and would never move if rounded to the nearest.
+Moments are stored in blocks of 256 values that share a scale (Dettmers et al., "8-bit Optimizers via Block-wise
+Quantization", 2022). Codes are finer near zero: m = scale * c |c| / 127^2 and v = scale * (c / 255)^4, so that the root
+of v, by which Adam divides, spans five decades. Rounding is stochastic: with beta2 = 0.999 a second moment changes by
+less than half a code per step, and would never move if rounded to nearest.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from meshwright.run.parallel.fsdp import local
 
 
 def step_in_backward(optimizer: AdamW8bit) -> None:
-    """From now on every backward pass is a whole step (LOMO; Lv et al., 2023): gradients never exist all at once.
+    """Make every backward pass a whole step (LOMO; Lv et al., 2023): gradients never exist all at once.
 
-    For one micro-batch per step, and without what needs all gradients first, such as clipping by their norm.
+    This needs one micro-batch per step, and nothing that uses all gradients first, such as clipping by their norm.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -38,7 +38,7 @@ def step_in_backward(optimizer: AdamW8bit) -> None:
     >>> weight.detach(), weight.grad
     (tensor([0.5000, 0.5000]), None)
     """
-    # Parameters hold on to their hooks: these must not hold on to the parameters, or nothing is ever freed.
+    # Parameters keep their hooks alive: hooks must not keep the parameters alive, or nothing is ever freed.
     alive = weakref.ref(optimizer)
     for index, group in enumerate(optimizer.param_groups):
         for weight in group["params"]:
@@ -57,16 +57,16 @@ def _updates(alive: weakref.ref[AdamW8bit], index: int) -> Callable[[Tensor], No
 
 
 _BLOCK = 256
-_NONE = 128  # the code of a first moment of nothing
-_Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # codes of the first and second, scales of the first and second
+_NONE = 128  # code of a first moment of zero
+_Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # codes of the first and second moment, scales of the first and second
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """2.03 bytes of state per parameter. Parameters in bfloat16 are rounded by chance too and need no other copy.
+    """AdamW with 2.03 bytes of state per parameter; bfloat16 parameters are rounded stochastically, and need no copy.
 
-    Sharded parameters are updated shard by shard. Checkpoints hold moments in float32; under the plan that wrote them they
-    become the same codes again, bit by bit, under another plan, whose blocks are others, the nearest ones. Chances depend
-    on the parameter's name (`weight.key`) and the step: replicas, and a run that goes on, round alike.
+    Sharded parameters are updated shard by shard. Checkpoints hold moments in float32. The plan that wrote them
+    restores the same codes bit by bit; another plan, with other blocks, takes the nearest codes. Random numbers depend
+    on the parameter's name (`weight.key`) and the step: replicas round alike, and so does a resumed run.
 
     >>> weight = torch.nn.Parameter(torch.ones(4))
     >>> weight.grad = torch.tensor([1.0, -1.0, 2.0, 0.0])
@@ -82,12 +82,12 @@ class AdamW8bit(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def states(self, weight: Tensor) -> dict[str, Tensor]:
-        """ReplicaSync of both moments in the shape of the local weight, as float32 in host memory."""
+        """Return copies of both moments in the shape of the local weight, as float32 in host memory."""
         own = local(weight.detach())
         return dict(zip(("first", "second"), _wide(self._state(weight)["moments"], own), strict=True))
 
     def restore(self, weight: Tensor, states: dict[str, Tensor], step: int) -> None:
-        """Take over what a checkpoint has written into such copies."""
+        """Restore the moments from copies that a checkpoint was read into."""
         state = self._state(weight)
         state["step"] = step
         _narrow(states["first"], states["second"], state["moments"])
@@ -113,15 +113,15 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update(self, weight: Tensor, group: dict[str, Any]) -> None:
-        """Of one parameter, by its gradient."""
+        """Update one parameter by its gradient."""
         self._update(weight, local(weight), local(weight.grad), group)
 
     def _update(self, weight: Tensor, own: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Of a parameter's values `own`, wherever they and the moments are."""
+        """Update a parameter's values `own`, on whatever device they and the moments are."""
         state = self._state(weight)
         grad = grad.contiguous()
         state["step"] += 1
-        if not own.numel():  # fewer rows than shards
+        if not own.numel():  # an empty shard: fewer rows than shards
             return
         beta1, beta2 = group["betas"]
         correct = (1 - beta1 ** state["step"], 1 - beta2 ** state["step"])
@@ -144,7 +144,7 @@ def _nothing(weight: Tensor, device: torch.device | str) -> _Moments:
 
 
 def _wide(moments: _Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In float32, in host memory."""
+    """Return both moments in float32, in host memory."""
     first, second, first_scale, second_scale = moments
     code = (first.float() - _NONE) / 127
     m = code * code.abs() * _spread(first_scale, first)
@@ -153,7 +153,7 @@ def _wide(moments: _Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(m: Tensor, v: Tensor, moments: _Moments) -> None:
-    """To the nearest codes: those that `_wide` read, if blocks are the same."""
+    """Store moments as the nearest codes: those that `_wide` read, if blocks are the same."""
     first, second, first_scale, second_scale = moments
     m, v = (wide.flatten().to(first.device) for wide in (m, v))
     for scale, size, codes, power, most in ((first_scale, m.abs(), first, 2, 127), (second_scale, v, second, 4, 255)):
@@ -165,14 +165,14 @@ def _narrow(m: Tensor, v: Tensor, moments: _Moments) -> None:
 
 
 def _largest(size: Tensor) -> Tensor:
-    """Of every block."""
+    """Return the largest value of every block."""
     return torch.nn.functional.pad(size, (0, -len(size) % _BLOCK)).view(-1, _BLOCK).amax(dim=1)
 
 
 def _update(
     weight: Tensor, grad: Tensor, moments: _Moments, numbers: tuple[float, ...], rounds: bool, chance: torch.Generator
 ) -> None:
-    """What the kernel does, in plain steps."""
+    """Do the kernel's update in plain PyTorch."""
     rate, beta1, beta2, eps, decay, correct1, correct2 = numbers
     first, second, first_scale, second_scale = moments
     g, w = grad.flatten().float(), weight.flatten().float()
@@ -189,10 +189,7 @@ def _update(
 
 
 def _coded(value: Tensor, scale: Tensor, power: int, most: int, stream: torch.Generator) -> Tensor:
-    """The code below or above: the upper one as often as makes the mean of the values right, not that of the codes.
-
-    A bias of the mean would be multiplied by 1 / (1 - beta) over the steps.
-    """
+    """Round to the code below or above, at random, so that the mean of the values is right, not that of the codes."""
     size = value / _spread(scale, value).clamp(min=1.2e-38) * most**power
     low = (size ** (1 / power)).floor().clamp(max=most - 1)
     chance = (size - low**power) / ((low + 1) ** power - low**power)
@@ -204,7 +201,7 @@ def _spread(scale: Tensor, like: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, stream: torch.Generator) -> Tensor:
-    """To bfloat16, up or down by chance: the mean over many is the value itself."""
+    """Round stochastically to bfloat16: the mean over many roundings is the value itself."""
     noise = torch.randint(0, 2**16, x.shape, generator=stream, device=x.device, dtype=torch.int32)
     bits = x.view(torch.int32) + noise
     return (bits & -(2**16)).view(torch.float32).to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""AdamW (Loshchilov and Hutter, 2019) on whatever part of a parameter a process has.
+"""AdamW (Loshchilov and Hutter, 2019) on the shard of a parameter that a rank has.
 
 Moments are float32, or bfloat16 by choice. 16-bit parameters have a float32 copy that is updated, since a step is often
-smaller than the last bit of a 16-bit weight. Weights that are marked so (`offload.py`) have all this in host memory.
+smaller than the last bit of a 16-bit weight. For offloaded weights (`offload.py`) all this is in host memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from meshwright.run.memory.offload_share import on_host
 from meshwright.run.optimizers.offloaded_states import Send, fresh_states, visits
 from meshwright.run.parallel.fsdp import local
 
-_PIECE = 2**25  # elements that are cast at a time
+_PIECE = 2**25  # elements converted at a time
 
 
 class AdamW(torch.optim.Optimizer):
-    """State lies beside the local part of every parameter, in its shape.
+    """AdamW whose states have the shape and device of each parameter's local shard.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> weight.grad = torch.tensor([1.0, -1.0])
@@ -38,7 +38,7 @@ class AdamW(torch.optim.Optimizer):
         self.moments = moments
 
     def states(self, weight: Tensor) -> dict[str, Tensor]:
-        """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
+        """Return the states of a parameter, in the shape of its local shard; create them if missing."""
         state: dict[str, Tensor] = self.state[weight]
         if not state:
             state.update(fresh_states(weight, ("first", "second"), self.moments))
@@ -70,7 +70,7 @@ class AdamW(torch.optim.Optimizer):
         self._adamw([local(weight.detach()) for weight in weights], [local(w.grad) for w in weights], states, group)
 
     def _pieces(self, weight: Tensor) -> list[tuple[Tensor, ...]]:
-        """A weight, what is updated, the gradient and both moments, some elements at a time."""
+        """Yield a weight, its updated copy, the gradient and both moments, some elements at a time."""
         state, own = self.states(weight), local(weight.detach())
         whole = (own, state.get("master", own), local(weight.grad).contiguous(), state["first"], state["second"])
         pieces = list(zip(*(one.view(-1).split(_PIECE) for one in whole), strict=True))
@@ -101,7 +101,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def _batches(pieces: list[tuple[Tensor, ...]]) -> Iterator[list[tuple[Tensor, ...]]]:
-    """As many at a time as are cast together: what is narrower than float32 is, and all of it would be felt."""
+    """Group pieces that are converted together; converting all pieces at once would need much memory."""
     batch: list[tuple[Tensor, ...]] = []
     for piece in pieces:
         if batch and sum(one[0].numel() for one in batch) + piece[0].numel() > _PIECE:

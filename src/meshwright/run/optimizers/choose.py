@@ -1,4 +1,4 @@
-"""The optimizer that a job names."""
+"""Create the optimizer that a job names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.run.parallel.parallel_model import Parallel
 
 
 def optimizer_for(name: str, part: Parallel, lr: float, weight_decay: float) -> Any:
-    """Of all that a process trains."""
+    """Return the optimizer of all parameters that a rank trains."""
     if name == "muon":
         return Muon(part, lr, weight_decay)
     if name == "adamw-8bit" and not part.copies.cut_alike:
@@ -29,9 +29,9 @@ def optimizer_for(name: str, part: Parallel, lr: float, weight_decay: float) -> 
 
 
 def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_decay: float) -> Any:
-    """For whatever weights there are. Norms and biases do not decay."""
+    """Return the optimizer of any weights. Norms and biases get no weight decay."""
     weights = [weight for weight in weights if weight.requires_grad]
-    groups = decaying(weights, weight_decay) or [{"params": []}]  # a stage may have nothing that is trained
+    groups = decaying(weights, weight_decay) or [{"params": []}]  # a stage may have no trained parameters
     if name in ("adamw", "adamw-16bit"):
         return AdamW(groups, lr=lr, moments=torch.float32 if name == "adamw" else torch.bfloat16)
     if name == "adamw-8bit":
@@ -44,7 +44,7 @@ def optimizer_named(name: str, weights: Iterable[Tensor], lr: float, weight_deca
 
 
 def updates_of(optimizer: Any) -> int:
-    """How often it has updated: steps that were left out do not count."""
+    """Return the number of updates so far; skipped steps do not count."""
     if isinstance(optimizer, AdamW8bit):
         return max((state["step"] for state in optimizer.state.values()), default=0)
     return int(optimizer.param_groups[0].get("step", 0))
@@ -52,7 +52,7 @@ def updates_of(optimizer: Any) -> int:
 
 @torch.no_grad()
 def restore(optimizer: Any, weight: Tensor, states: dict[str, Tensor], step: int) -> None:
-    """A checkpoint has been read into `states`: 8-bit moments are made of them, a 16-bit weight follows its copy."""
+    """Restore from `states` that were read: recode 8-bit moments, and round 16-bit weights from their copy."""
     if isinstance(optimizer, AdamW8bit):
         optimizer.restore(weight, states, step)
     elif "master" in states:

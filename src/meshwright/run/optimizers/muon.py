@@ -1,10 +1,11 @@
-"""Muon (Jordan et al., 2024): the momentum of every matrix of the blocks, made orthogonal; all else by AdamW.
+"""Muon (Jordan et al., 2024): orthogonalised momentum for every matrix of the blocks, AdamW for the rest.
 
-An update needs the whole matrix, of which every process may have a piece. Processes that hold pieces of one copy share the
-work: each matrix has an owner, to whom the others send their pieces, and who sends back theirs of the result. Queries,
-keys and values, gate and up, and every expert are matrices of their own, whatever product they are computed in.
+An update needs the whole matrix, of which every rank may have a shard. Ranks that hold shards of one copy share the
+work: each matrix has an owner. The others send it their shards, and it returns their parts of the result. Queries, keys
+and values, gate and up, and every expert are separate matrices, even if one product computes several.
 
-Updates are scaled by 0.2 sqrt(max(m, n)), so that rates and decay of AdamW fit (Liu et al., "Muon is scalable", 2025).
+Updates are scaled by 0.2 sqrt(max(m, n)), so that learning rates and weight decay of AdamW fit (Liu et al., "Muon is
+scalable", 2025).
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from meshwright.run.parallel.parallel_model import Parallel
 from meshwright.run.parallel.replica_sync import Number, Own, Piece
 
 MOMENTUM, STEPS = 0.95, 5
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that drives singular values towards 1
-_AT_ONCE = 2**28  # elements that are on their way together
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # coefficients of the quintic that drives singular values towards 1
+_AT_ONCE = 2**28  # elements in transfer together
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """The nearest orthogonal matrices to the last two dimensions, nearly: Newton-Schulz steps, scaled as updates are.
+    """Return nearly orthogonal matrices of the last two dimensions by Newton-Schulz steps, scaled as updates are.
 
     >>> found = orthogonal(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
     >>> bool((found.diag() / (0.2 * 2**0.5) - 1).abs().max() < 0.35)
@@ -53,27 +54,27 @@ def orthogonal(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A matrix, or experts that the same processes hold: who has which box of it, and who computes."""
+    """One matrix, or experts that the same ranks hold: the boxes of each rank, and the owner."""
 
     key: str
     span: Number
-    rows: Interval  # of the whole parameter, of which only experts are more than one unit
+    rows: Interval  # rows of the whole parameter; only experts are more than one unit
     holders: dict[Box, tuple[int, ...]]
     owner: int
 
     @property
     def box(self) -> Box:
-        """Of the whole parameter."""
+        """Box of the unit in the whole parameter."""
         first = next(iter(self.holders))
         return (self.rows, *((0, max(box[dim][1] for box in self.holders)) for dim in range(1, len(first))))
 
     def sender(self, box: Box) -> int:
-        """Who sends a box to the owner: itself, if it can."""
+        """Return the rank that sends a box to the owner: the owner itself, if it has the box."""
         return self.owner if self.owner in self.holders[box] else self.holders[box][0]
 
 
 class Muon:
-    """Of all that a process trains; every process of the plan steps together."""
+    """Muon over all parameters that a rank trains; every rank of the plan steps together."""
 
     def __init__(self, part: Parallel, lr: float, weight_decay: float) -> None:
         self._device, self._rank = part.copies.device, part.copies.rank
@@ -95,7 +96,7 @@ class Muon:
                 weight.grad = None
 
     def states(self, weight: Tensor) -> dict[str, Tensor]:
-        """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
+        """Return the states of a parameter, in the shape of its local shard; create them if missing."""
         if self._rest and not any(weight is one for one in self._matrices):
             return self._rest.states(weight)
         state = self.state[weight]
@@ -105,7 +106,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self) -> None:
-        """All parameters, by their gradients."""
+        """Update all parameters by their gradients."""
         if self._rest:
             self._rest.step()
         self._group["step"] += 1
@@ -126,7 +127,7 @@ class Muon:
         return local(weight.grad).to(momentum.device, torch.float32)
 
     def _direction(self, piece: Piece) -> Tensor:
-        """Of an own piece: the gradient moved towards the momentum (Nesterov's)."""
+        """Return the direction of an own piece: the gradient moved towards the momentum (Nesterov's)."""
         own = self._own[piece]
         ahead = self._gradient(own.weight).lerp(self.states(own.weight)["momentum"], MOMENTUM)
         view = list(own.span.layouts[piece.key].pieces(ahead, own.weight))[own.place][1]
@@ -140,7 +141,7 @@ class Muon:
         view.sub_(result.to(view.device), alpha=self._group["lr"])
 
     def _exchanged(self, units: list[_Unit]) -> dict[Piece, Tensor]:
-        """Own pieces of orthogonal matrices, out of all processes' directions."""
+        """Return own pieces of orthogonal matrices, computed from all ranks' directions."""
         mine = {(piece.key, piece.span, piece.box): piece for piece in self._own}
         there, wholes, views = _Mail(self._rank), {}, []
         for unit in units:
@@ -169,20 +170,20 @@ class Muon:
         return found
 
     def _orthogonal(self, key: str, whole: Tensor) -> Tensor:
-        """Of every matrix that lies in it, in the type that matrix units are fast in."""
+        """Orthogonalise every matrix of a parameter, in the type that matrix units are fast in."""
         kind = torch.bfloat16 if whole.is_cuda else torch.float32
         parts = whole.to(kind).split(self._parts[key], dim=-2)
         return torch.cat([orthogonal(part) for part in parts], dim=-2).float()
 
 
 class _Mail:
-    """Parts that travel between processes, all at once."""
+    """Transfers between ranks that all run at once."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._work, self._kept = rank, list[Any](), list[Tensor]()
 
     def sent(self, part: Tensor | None, source: int, target: int, box: Box, device: str) -> Tensor | None:
-        """What arrives here of one transfer, once all have been waited for."""
+        """Send or receive one part; return the tensor that this rank receives, filled once all transfers are done."""
         if source == target:
             return part if source == self._rank else None
         if source == self._rank:
@@ -205,7 +206,7 @@ def _is_matrix(key: str, weight: Tensor) -> bool:
 
 
 def _parts(own: Own, key: str) -> list[int]:
-    """Rows of the matrices that are one product."""
+    """Return the rows of each matrix within one product."""
     whole = own.span.layouts[key].shape
     layer, name = next((n, key[len(n) + 1 :]) for n in own.span.decoder.names if key.startswith(f"{n}."))
     module: Any = own.span.decoder.layer(layer)
@@ -219,7 +220,7 @@ def _parts(own: Own, key: str) -> list[int]:
 
 
 def _gathered(own: Iterable[Piece]) -> list[Piece]:
-    """Pieces of all processes."""
+    """Return the pieces of all ranks."""
     mine = list(own)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return mine
@@ -229,7 +230,7 @@ def _gathered(own: Iterable[Piece]) -> list[Piece]:
 
 
 def _units(own: Iterable[Piece], every: Iterable[Piece]) -> Iterator[_Unit]:
-    """Those that this process has a part in, in the same order on all; owners get the same amount of work."""
+    """Yield the units that this rank takes part in, in the same order on all ranks; owners get equal work."""
     spans = {piece.span for piece in own}
     found: dict[tuple[Number, str, Interval], dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in sorted(every, key=lambda piece: (piece.span, piece.key, piece.box, piece.rank)):
@@ -248,7 +249,7 @@ def _units(own: Iterable[Piece], every: Iterable[Piece]) -> Iterator[_Unit]:
 
 
 def _rounds(units: list[_Unit]) -> Iterator[list[_Unit]]:
-    """Few enough at a time for their matrices to fit beside the training, of one span, which the same processes share."""
+    """Yield few units at a time, so that their matrices fit beside training; each group is of one span and its ranks."""
     some, size = list[_Unit](), 0
     for unit in units:
         if some and unit.span != some[-1].span:

@@ -1,5 +1,7 @@
-"""Optimizer states in host memory: gradients come down, the host's processors update, new weights go up (ZeRO-Offload;
-Ren et al., 2021)."""
+"""Optimizer states in host memory (ZeRO-Offload; Ren et al., 2021).
+
+Gradients are copied to the host, its CPU updates, and new weights are copied back.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from torch import Tensor
 from meshwright.run.memory.offload_share import on_host
 from meshwright.run.parallel.fsdp import local
 
-_AHEAD = 2  # gradients that are on their way down while one is used
-Send = Callable[[Tensor], None]  # a new value, up to the weight
+_AHEAD = 2  # gradients in transfer to the host while one is used
+Send = Callable[[Tensor], None]  # copies a new value to the weight
 
 
 def fresh_states(weight: Tensor, names: Sequence[str], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Zeros by name in the shape of a weight's local part, where its states live, and the float32 copy of a 16-bit one."""
+    """Return zeros by name in the shape of a weight's local shard, and a float32 copy of a 16-bit weight."""
     own = local(weight.detach())
     make = pinned if on_host(weight) else torch.empty_like
     found = {name: make(own, dtype=dtype).zero_() for name in names}
@@ -28,7 +30,7 @@ def fresh_states(weight: Tensor, names: Sequence[str], dtype: torch.dtype = torc
 
 
 def decaying(weights: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of an optimizer: norms and biases do not decay."""
+    """Return an optimizer's parameter groups: norms and biases get no weight decay."""
     every = list(weights)
     groups = [
         {"params": [weight for weight in every if weight.dim() > 1], "weight_decay": weight_decay},
@@ -38,12 +40,12 @@ def decaying(weights: Iterable[Tensor], weight_decay: float) -> list[dict[str, A
 
 
 def visits(weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Send]]:
-    """Every weight with its gradient in host memory, and what takes a new value of the weight.
+    """Yield every weight with its gradient in host memory, and a function that takes the weight's new value.
 
-    ReplicaSync run beside the updates; whatever comes next on the device waits for the last of them.
+    Copies overlap with the updates; later work on the device waits for the last of them.
     """
     for weight in weights:
-        if not weight.is_cuda:  # it lives there itself
+        if not weight.is_cuda:  # the weight itself is in host memory
             yield weight, local(weight.grad), local(weight.detach()).copy_
     weights = [weight for weight in weights if weight.is_cuda]
     if not weights:
@@ -66,7 +68,7 @@ def visits(weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Send]]:
 
 def _here(weight: Tensor, grad: Tensor, arrived: Any, up: Any) -> tuple[Tensor, Tensor, Send]:
     arrived.synchronize()
-    if grad.dtype != torch.float32:  # into memory that was used before: fresh pages would cost more than the update
+    if grad.dtype != torch.float32:  # reused memory: page faults of fresh memory would cost more than the update
         grad = pinned(local(weight.detach()), torch.float32).copy_(grad)
 
     def send(value: Tensor) -> None:
@@ -79,5 +81,5 @@ def _here(weight: Tensor, grad: Tensor, arrived: Any, up: Any) -> tuple[Tensor, 
 
 
 def pinned(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Host memory of a tensor's shape, which a device can copy from and to by itself."""
+    """Return pinned host memory of a tensor's shape, which a device can copy from and to asynchronously."""
     return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=like.is_cuda)

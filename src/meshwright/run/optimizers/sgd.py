@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with momentum by choice."""
+"""Stochastic gradient descent, with optional momentum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.run.parallel.fsdp import local
 
 
 class SGD(torch.optim.Optimizer):
-    """State lies beside the local part of every parameter, in its shape.
+    """SGD whose states have the shape and device of each parameter's local shard.
 
     >>> weight = torch.nn.Parameter(torch.ones(1))
     >>> weight.grad = torch.ones(1)
@@ -27,7 +27,7 @@ class SGD(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     def states(self, weight: Tensor) -> dict[str, Tensor]:
-        """What is kept of a parameter, in the shape of its local part; made where there is none yet."""
+        """Return the states of a parameter, in the shape of its local shard; create them if missing."""
         state: dict[str, Tensor] = self.state[weight]
         if not state:
             state.update(fresh_states(weight, ("momentum",) if self.defaults["momentum"] else ()))
@@ -48,7 +48,7 @@ class SGD(torch.optim.Optimizer):
                 send(self._updated(weight, local(weight.detach()).cpu(), grad, group))
 
     def _updated(self, weight: Tensor, own: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        """The new value, in the place of the old one or of its float32 copy."""
+        """Return the new value, computed in place or in the float32 copy."""
         state = self.states(weight)
         master = state.get("master", own)
         change = grad.float().add(master, alpha=group["weight_decay"])

@@ -1,4 +1,4 @@
-"""A matrix product computed in a type of its own: 8, 16 or 32 bits, whatever type its operands have."""
+"""A matrix product computed in 8, 16 or 32 bits, whatever type its operands have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from meshwright.run.torch_private import scaled_mm
 
-LADDER = ("fp8", "bf16", "fp32")  # types that a product may be computed in, the coarsest first
+LADDER = ("fp8", "bf16", "fp32")  # types of a product, the coarsest first
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # gradients need range (Micikevicius et al., 2022)
 _WIDE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str = "") -> Tensor:
-    """`x W^T + b` in the type of x, of which the product is computed in `kind`; nothing said: in the type of x.
+    """Return `x W^T + b` in the type of x, with the product computed in `kind`; if empty, in the type of x.
 
     >>> linear(torch.ones(1, 16), torch.full((2, 16), 1.03), None, "fp8")
     tensor([[16., 16.]])
@@ -32,21 +32,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str = "") -> Te
 
 
 class Scaled(NamedTuple):
-    """Values in 8 bits, and what to multiply them with."""
+    """Values in 8 bits, with their scale."""
 
     values: Tensor
     scale: Tensor
 
     def t(self) -> Scaled:
-        """Rows and columns exchanged in memory: kernels read both operands along the dimension that is summed over."""
+        """Transpose in memory: kernels read both operands along the dimension that is summed over."""
         return Scaled(self.values.t().contiguous(), self.scale)
 
 
 def scaled(x: Tensor, kind: torch.dtype) -> Scaled:
-    """The largest value comes to lie in the upper half of the type's range.
+    """Scale so that the largest value lies in the upper half of the type's range.
 
-    Scales are powers of two, so that dividing by them is exact in any type and values are rounded once. What is not
-    finite stays so.
+    Scales are powers of two: dividing by them is exact in any type, and values are rounded once. Infinities and NaN
+    stay.
 
     >>> scaled(torch.tensor([3072.0, 1.0, 0.001]), torch.float8_e4m3fn)
     Scaled(values=tensor([3.8400e+02, 1.2500e-01, 0.0000e+00], dtype=torch.float8_e4m3fn), scale=tensor(8.))
@@ -59,12 +59,12 @@ def scaled(x: Tensor, kind: torch.dtype) -> Scaled:
 
 
 class _Float8(torch.autograd.Function):
-    """Forward e4m3 x e4m3, backward e5m2 x e4m3, all summed in float32."""
+    """Linear layer in 8 bits: forward e4m3 x e4m3, backward e5m2 x e4m3, all summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         rows = scaled(x, FORWARD)
-        # The input stays in 8 bits. The weight is made 8 bits again: a copy of each would undo what ZeRO 3 frees.
+        # The saved input stays in 8 bits. The weight is converted again: a saved copy would undo what ZeRO-3 frees.
         kept = rows if ctx.needs_input_grad[1] else (None, None)
         ctx.save_for_backward(weight, *kept)
         return _times(rows, scaled(weight, FORWARD), x.dtype)
@@ -79,7 +79,7 @@ class _Float8(torch.autograd.Function):
 
 
 def _times(a: Scaled, b: Scaled, kind: torch.dtype) -> Tensor:
-    """`a b^T`; where a device has no such product, one of the same values, which any wider type holds exactly."""
+    """Return `a b^T`; devices without 8-bit products use a wider type, which holds the same values exactly."""
     if has_float8(a.values.device) and not (a.values.shape[1] % 16 or b.values.shape[0] % 16):
         return scaled_mm(a.values, b.values.t(), a.scale, b.scale, out_dtype=kind)
     return (a.values.to(kind) @ b.values.to(kind).t()) * (a.scale * b.scale).to(kind)
@@ -87,7 +87,7 @@ def _times(a: Scaled, b: Scaled, kind: torch.dtype) -> Tensor:
 
 @cache
 def has_float8(device: torch.device) -> bool:
-    """Whether a device multiplies 8-bit values itself: NVIDIA's from Ada and Hopper on."""
+    """Return True if a device multiplies 8-bit values itself: NVIDIA's from Ada and Hopper on."""
     if device.type != "cuda" or torch.version.hip:
         return False
     found: bool = torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,6 +1,6 @@
-"""The processes of a run: started or joined, and what each of them does.
+"""The ranks of a run: started here or joined from a launcher.
 
-- `launch`: start the processes of a plan on this machine, or join those that a launcher has started
-- `threads`: how many threads a process computes with on processors
-- `worker`: one process of a run
+- `launch`: start the ranks of a plan on this machine, or join those that a launcher has started
+- `threads`: number of CPU threads of a rank
+- `worker`: one rank of a run
 """

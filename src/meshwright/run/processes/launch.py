@@ -1,6 +1,6 @@
-"""Start the processes of a plan on this machine, or join those that a launcher has started.
+"""Start the ranks of a plan on this machine, or join those that a launcher has started.
 
-A run ends with one message: the first process that fails for a reason of its own says why, the others are ended.
+A run ends with one message: the first rank that fails for a reason of its own reports it, and the others are ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from meshwright.errors import STOPPED, InputError, TrainingFailed
 from meshwright.run.options import Training
 from meshwright.run.supervision.stop_signals import AT_ONCE, SAME, SIGNALS, stopping
 
-_PATIENCE = 12.0  # seconds that processes get to find out why, once one has ended too early
-_KNOWN = 1.0  # the same once one has said why
-_TOGETHER = 25.0  # seconds that processes get to end, once one has ended because the run was stopped
+_PATIENCE = 12.0  # seconds that ranks get to find the reason once one has ended too early
+_KNOWN = 1.0  # the same once one has reported it
+_TOGETHER = 25.0  # seconds that ranks get to end once one has ended because the run was stopped
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every process is told."""
+    """Work that every rank is given."""
 
     plan: dict[str, Any]
     run: Training
@@ -43,15 +43,15 @@ class Work:
 
 
 def joined_from_outside() -> bool:
-    """Whether a launcher such as torchrun has started this process as one of several."""
+    """Return True if a launcher such as torchrun has started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def launch(work: Work, tell: Callable[[Event], None], *, ours: bool = False) -> int:
-    """Train under a plan; `tell` gets the events of the first process. Raises what ended the run too early.
+    """Train under a plan; `tell` gets the first rank's events. Raise the error that ended the run too early.
 
-    Return the signal that stopped the run early, or 0. `ours`: the process is no program of the user's; one of several
-    that a launcher has started then ends here, with its exit code.
+    Return the signal that stopped the run early, or 0. `ours`: the process is not a program of the user's; a rank that
+    a launcher started then ends here, with its exit code.
     """
     if joined_from_outside():
         return _outside(work, tell, ours=ours)
@@ -75,7 +75,7 @@ def _outside(work: Work, tell: Callable[[Event], None], *, ours: bool) -> int:
 
 
 def _local(work: Work, tell: Callable[[Event], None]) -> int:
-    """Forked from a server that has imported torch and done nothing with it: a start is cheap, threads are fresh."""
+    """Train with ranks forked from a server that has only imported torch: starting is cheap, and threads are fresh."""
     from meshwright.run.processes.worker import enough_devices, store_of_ranks, work_locally
 
     enough_devices(work.world)
@@ -91,7 +91,7 @@ def _local(work: Work, tell: Callable[[Event], None]) -> int:
         )
         for rank in range(work.world)
     ]
-    # Ctrl-C reaches the whole group of processes; the workers are told by us, and end after a whole step.
+    # Ctrl-C reaches the whole process group; ranks get the signal from us, and end after a whole step.
     with asked_to_stop() as asked:
         try:
             with script_left_alone():
@@ -104,7 +104,7 @@ def _local(work: Work, tell: Callable[[Event], None]) -> int:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[tuple[int, float]]]:
-    """Collect signals that ask to stop, with their times, in a launcher; outside the main thread there are none."""
+    """Collect signals that ask to stop, with their times; outside the main thread there are none."""
     found: list[tuple[int, float]] = []
     if threading.current_thread() is not threading.main_thread():
         yield found
@@ -123,23 +123,26 @@ def asked_to_stop() -> Iterator[list[tuple[int, float]]]:
 
 
 def again(asked: list[tuple[int, float]]) -> bool:
-    """Return True if a second signal came: not the first one, passed on by somebody else too."""
+    """Return True if a second signal came: not the first one, forwarded by another process too."""
     return bool(asked) and asked[-1][1] > asked[0][1] + SAME
 
 
 class _Watch:
-    """Watches the processes of a run on this machine until all have ended."""
+    """Loop that follows the ranks of a run on this machine until all have ended."""
 
     def __init__(
         self, processes: list[Any], messages: Any, tell: Callable[[Event], None], asked: list[tuple[int, float]]
     ) -> None:
         self._processes, self._messages, self._tell, self._asked = processes, messages, tell, asked
-        self._passed_on = self._told = 0  # the signal that all were sent; the one that some rank was
+        self._passed_on = self._told = 0  # the signal that all ranks were sent; the one that some rank received
         self._failures: list[Event] = []
         self._stopped_event = False
 
     def until_the_end(self) -> int:
-        """Return the signal that stopped the run early, or 0; raises why it failed. A failure ends the others."""
+        """Wait for the end, and return the signal that stopped the run early, or 0.
+
+        A failure ends the other ranks, and is raised.
+        """
         until = float("inf")
         while True:
             self._pass_on()
@@ -156,12 +159,12 @@ class _Watch:
             raise self._reason(failed)
         if not ended:
             return 0
-        if not self._stopped_event:  # before the first step: nobody was listening yet
+        if not self._stopped_event:  # before the first step: no rank was listening yet
             self._tell({"event": "stopped", "time": time.time(), "step": 0})
         return self._passed_on or self._told or signal.SIGTERM
 
     def _pass_on(self) -> None:
-        """Ask all processes to end after a whole step."""
+        """Ask all ranks to end after a whole step."""
         if again(self._asked):
             raise TrainingFailed(AT_ONCE)
         if self._asked and not self._passed_on:
@@ -183,13 +186,13 @@ class _Watch:
             self._tell(facts)
         elif kind == "failure":
             self._failures.append(facts)
-        elif not self._asked:  # a rank was sent a signal of its own
+        elif not self._asked:  # a rank received a signal of its own
             self._told = facts["signal"]
             print(facts["text"], file=sys.stderr)  # noqa: T201
         return True
 
     def _reason(self, failed: list[Any]) -> Exception:
-        """Return why the run failed: what ranks found out, else how the first process ended."""
+        """Return why the run failed: the reason that ranks found, else how the first process ended."""
         killed = [process for process in failed if process.exitcode < 0]
         if self._failures:
             error: Exception = min(self._failures, key=lambda facts: float(facts["time"]))["error"]
@@ -213,9 +216,10 @@ def ended_by(code: int) -> str:
 
 
 def _start_server() -> None:
-    """Start the server that ranks are forked from, deaf to signals that go to the whole process group.
+    """Start the server that ranks are forked from, with signals to the whole process group blocked.
 
-    Exit codes of ranks come through it. It takes over the mask of this thread; what comes meanwhile is delivered after.
+    Exit codes of ranks come through it. It inherits this thread's signal mask; signals that arrive meanwhile are
+    delivered later.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -240,7 +244,7 @@ def free_port() -> int:
 
 
 def quiet_exit(code: int) -> None:
-    """End this process at once, without waiting for threads that wait for others."""
+    """End this process at once, without waiting for threads that wait for other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

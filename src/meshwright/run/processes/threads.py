@@ -1,4 +1,4 @@
-"""How many threads a process computes with on processors: the same when it is measured and when it trains."""
+"""CPU threads of a process: the same number when it is measured and when it trains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def share_cores(ranks: int) -> int:
-    """Give this process its part of the cores that the ranks of its node share, and return its number of threads.
+    """Give this process its share of the cores that the ranks of its node have, and return its number of threads.
 
-    OMP_NUM_THREADS goes before: PyTorch has read it, and whoever set it knows who else computes here.
+    OMP_NUM_THREADS goes first: PyTorch has read it, and the user who set it knows which programs share the machine.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""One process of a run: joins the others, trains, and says why if it cannot."""
+"""One rank of a run: joins the others, trains, and reports why if it cannot."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from meshwright.run.supervision.stop_signals import AT_ONCE, SIGNALS, StopSignal
 from meshwright.run.supervision.watchdog import JOINING, Member, Watchdog, limit_of
 from meshwright.run.torch_private import grow_segments, limit_collectives
 
-_LATER = 30.0  # seconds after the watchdog's limit that PyTorch's own comes: the watchdog knows more to say
+_LATER = 30.0  # seconds after the watchdog's limit until PyTorch's own: the watchdog's message is better
 Tell = Callable[[dict[str, Any]], None]
-Message = tuple[str, int, dict[str, Any]]  # kind, rank, facts: what a rank sends to the one who started it
-# What PyTorch says when another process has gone: a consequence, not a reason.
+Message = tuple[str, int, dict[str, Any]]  # kind, rank, facts: a message from a rank to its launcher
+# PyTorch's messages when another process has gone: a consequence, not a reason.
 _LOST = (
     "Connection closed by peer",
     "Connection reset",
@@ -52,7 +52,7 @@ def work_alone(work: Work, tell: Tell) -> int:
     """Train a world of one process, in this one; return the signal that stopped it early, or 0."""
     joined, threads = dist.is_initialized(), torch.get_num_threads()
     with StopSignals(interrupts=True) as signals:
-        watchdog = Watchdog(Member(), signals, lambda cause: None)  # nobody is waited for: nothing has a limit
+        watchdog = Watchdog(Member(), signals, lambda cause: None)  # no rank waits for another, so nothing has a limit
         try:
             return _train(work, _device(0, 1), tell, watchdog)
         except KeyboardInterrupt:
@@ -61,15 +61,16 @@ def work_alone(work: Work, tell: Tell) -> int:
             raise described(error, work) from None
         finally:
             watchdog.close()
-            torch.set_num_threads(threads)  # the process is the caller's
+            torch.set_num_threads(threads)  # the process belongs to the caller
             if dist.is_initialized() and not joined:
                 dist.destroy_process_group()
 
 
 def work_together(work: Work, rank: int, local_rank: int, tell: Tell, *, ours: bool) -> int:
-    """Train as one of the processes that a launcher has started; one of them says what is wrong.
+    """Train as one of the ranks that a launcher has started; one of them reports what is wrong.
 
-    Return the signal that stopped the run early, or 0. `ours`: the process is no program of the user's, and ends here.
+    Return the signal that stopped the run early, or 0. `ours`: the process is not a program of the user's, and ends
+    here.
     """
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     member = Member(rank, work.world, launcher=os.getppid() if torchrun else 0, ends_at_once=True)
@@ -83,14 +84,14 @@ def work_together(work: Work, rank: int, local_rank: int, tell: Tell, *, ours: b
 
 
 def work_locally(work: Work, rank: int, messages: Any, launcher: int) -> None:
-    """Train as one of the processes that `launch` starts; `launcher` is its process, which keeps the store."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the server it was forked from is deaf to them
+    """Train as one of the ranks that `launch` starts; `launcher` is its process, which keeps the store."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they are blocked in the server it was forked from
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": work.world, "LOCAL_WORLD_SIZE": work.world}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port), TORCHELASTIC_USE_AGENT_STORE="True")
 
     def finish(code: int) -> None:
-        # A launcher that is stopped reads nothing: its pipe may be full.
+        # A stopped launcher reads nothing, and its pipe may be full.
         flush = threading.Thread(target=lambda: (messages.close(), messages.join_thread()), daemon=True)
         flush.start()
         flush.join(timeout=2.0)
@@ -101,30 +102,30 @@ def work_locally(work: Work, rank: int, messages: Any, launcher: int) -> None:
 
 @dataclass(frozen=True)
 class Sender:
-    """How one rank reaches the process that started it."""
+    """Connection of one rank to the process that started it."""
 
     rank: int
     put: Callable[[Message], None]
     finish: Callable[[int], None]  # ends this process, from any thread
-    launcher: int = 0  # its number on this machine; 0: it is elsewhere
+    launcher: int = 0  # process number on this machine; 0: it is elsewhere
     reads: Callable[[], bool] = lambda: True
 
     def send(self, kind: str, facts: dict[str, Any]) -> None:
-        """Send to the launcher; print what ends the run where nobody takes it."""
+        """Send to the launcher; print a fatal error if there is none."""
         if not self.launcher or state_of(self.launcher) not in ("", "Z", "T"):
             self.put((kind, self.rank, facts))
         elif kind != "event":
             print(facts["text"], file=sys.stderr, flush=True)  # noqa: T201
 
     def fail(self, cause: Cause) -> None:
-        """Send why the run ends, if no other rank does."""
+        """Send why the run ends, unless another rank does."""
         if cause.mine:
             error = cause.error or TrainingFailed(cause.text)
             self.send("failure", {"error": error, "text": f"error: {error}", "time": time.time()})
 
 
 def work_for(work: Work, sender: Sender, *, ours: bool) -> int:
-    """Train for a launcher that takes messages; return the exit code. `ours`: the process ends with the run, here."""
+    """Train for a launcher that reads messages; return the exit code. `ours`: the process ends with the run, here."""
     rank, local_rank = sender.rank, int(os.environ["LOCAL_RANK"])
     member = Member(
         rank, work.world, launcher=sender.launcher, reads=sender.reads,
@@ -142,9 +143,10 @@ def work_for(work: Work, sender: Sender, *, ours: bool) -> int:
 def _attempt(
     work: Work, member: Member, local_rank: int, tell: Tell, leave: Callable[[Cause], None], *, ours: bool
 ) -> int:
-    """Join the others that the environment names, and train; return the signal that stopped the run early, or 0.
+    """Join the ranks that the environment names, and train; return the signal that stopped the run early, or 0.
 
-    `leave` ends the process: when the run fails, from the watchdog's thread too, and when it was stopped and is `ours`.
+    `leave` ends the process: when the run fails, also from the watchdog's thread, and when it was stopped and is
+    `ours`.
     """
     device = _device(local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     member = replace(member, limit=_limit(work, device))
@@ -175,7 +177,7 @@ def store_of_ranks() -> Any:
 
 
 def enough_devices(world: int) -> None:
-    """NCCL has one process per device: fewer would only fail later, and less clearly."""
+    """Raise if there are fewer devices than ranks: NCCL needs one each, and would fail later and less clearly."""
     count = torch.cuda.device_count()
     if 0 < count < world:
         problem = f"the plan runs on {world} devices, this machine shows {count} of CUDA's"
@@ -184,14 +186,14 @@ def enough_devices(world: int) -> None:
 
 
 def _join(device: str, limit: float) -> None:
-    """Meet the other ranks. Objects, and checkpoints, travel from host memory."""
+    """Join the other ranks. Objects and checkpoints are sent from host memory."""
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=JOINING))
     limit_collectives(timedelta(seconds=limit + _LATER))
 
 
 def _limit(work: Work, device: str) -> float:
-    """Return how long a rank may let others wait; a plan for devices that are not here promises nothing."""
+    """Return how long a rank may let others wait; the prediction does not count for a plan made for other devices."""
     cluster = Plan.of(work.plan).resolve().cluster
     cpu = all(kind.name == "cpu" for kind in cluster.kinds(range(cluster.devices)))
     return limit_of(work.run.wait, work.step_seconds, here=cpu == (device == "cpu"))
@@ -214,7 +216,7 @@ def _device(local_rank: int, neighbours: int) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What went wrong first: PyTorch wraps errors inside a pipeline in others."""
+    """Return the first error: PyTorch wraps errors inside a pipeline in others."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -228,7 +230,7 @@ def _consequence(error: BaseException) -> bool:
 
 
 def described(error: BaseException, work: Work) -> MeshwrightError:
-    """Return the error as a user should read it: a mistake as it is, a shortage with what would help, a bug in full."""
+    """Return the error as a user should read it: an input error as it is, a shortage with advice, a bug in full."""
     root = _root(error)
     for each in (error, root):
         if isinstance(each, MeshwrightError):

@@ -1,8 +1,8 @@
-"""Heartbeats of the ranks, in the store through which they met: what they know of each other while they cannot talk.
+"""Heartbeats of the ranks, in the store through which they joined: shared facts while ranks cannot communicate.
 
-A thread of each rank writes every second where that rank is, through a connection of its own. When a rank is lost or a
-collective does not end, the first rank that notices reads all heartbeats and names the cause for everybody: the rank whose
-process is gone or stopped, whose heartbeat has ended, or which does not wait for anybody.
+A thread of each rank writes the rank's position every second, through a connection of its own. If a rank is lost or a
+collective does not end, the first rank that notices reads all heartbeats and reports the cause for everybody. The cause
+is the rank whose process is gone or stopped, whose heartbeat has ended, or which waits for no other rank.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from meshwright.errors import FAILED, MeshwrightError
 
 EVERY = 1.0  # seconds between two writes
 ENDED = "ended"  # the phase of a rank that has nothing left to do
-_SILENT = 3.5  # seconds without a write: that rank does not run
-_ANSWER = 12.0  # seconds that finding the cause may take: then the host of the store is the cause
+_SILENT = 3.5  # seconds without a write until a rank counts as not running
+_ANSWER = 12.0  # seconds that finding the cause may take; after that the host of the store is the cause
 
 
 @dataclass(frozen=True)
 class Beat:
-    """Where one rank is."""
+    """Position of one rank."""
 
     rank: int
     host: str
-    machine: str  # processes of one machine can look at each other
+    machine: str  # processes of one machine can check each other
     pid: int
-    started: str  # of the process: numbers of processes are used again
+    started: str  # start of the process: process numbers are reused
     phase: str
-    line: str  # of our code, where its main thread is
-    waits: bool  # there, for other ranks
+    line: str  # line of our code at which its main thread is
+    waits: bool  # waits there for other ranks
     count: int = 0
 
     @property
     def name(self) -> str:
-        """The rank as people look for it."""
+        """Name of the rank for people."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
 
@@ -55,8 +55,8 @@ class Beat:
 class News:
     """News of other ranks, from the last look into the store."""
 
-    stop: int = 0  # a signal that another rank was sent
-    failure: Cause | None = None  # of another rank, in its own words
+    stop: int = 0  # a signal that another rank received
+    failure: Cause | None = None  # cause on another rank, in its own words
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Cause:
 
 
 class Heartbeat:
-    """The heartbeat of one rank, and news of others. Only its own thread talks to the store, which may never answer."""
+    """Heartbeat of one rank, and news of others. Only its own thread uses the store, which may never answer."""
 
     def __init__(self, here: Callable[[], Beat], world: int, address: tuple[str, int], prefix: str) -> None:
         self.news, self._here, self._world = News(), here, world
         self._address, self._prefix = address, prefix
         self._wanted: queue.Queue[tuple[Callable[[Any], Any], queue.Queue[Any]]] = queue.Queue()
         self._over, self._lost, self._count = threading.Event(), threading.Event(), 0
-        self._first: Beat | None = None  # the last one of rank 0, which keeps the store where no launcher does
+        self._first: Beat | None = None  # the last beat of rank 0, which keeps the store unless a launcher does
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
@@ -89,13 +89,13 @@ class Heartbeat:
         self._over.set()
 
     def write_soon(self) -> None:
-        """Write where this rank is before the next second: it begins something that matters to others."""
+        """Write this rank's position before the next second; called when it begins something that matters to others."""
         self._wanted.put((self._write, queue.Queue()))
 
     def announce(self, key: str, value: str, seconds: float = 3.0) -> bool:
         """Write one fact for all ranks; return True on the rank that may report it: the one that wrote it first.
 
-        Where the store gives no answer, that is the first rank of every node.
+        If the store does not answer, that is the first rank of every node.
         """
 
         def write(store: Any) -> bool:
@@ -108,7 +108,7 @@ class Heartbeat:
         return first_of_node() if found is None else bool(found)
 
     def lost_here(self) -> bool:
-        """Return True if the process of a rank on this machine has ended without saying so."""
+        """Return True if the process of a rank on this machine has ended without a report."""
 
         def look(store: Any) -> bool:
             here = self._here()
@@ -117,7 +117,7 @@ class Heartbeat:
         return bool(self._ask(look, 2.0))
 
     def cause(self, own: str) -> Cause:
-        """Return who is at fault; `own`: what this rank says where nobody is."""
+        """Return the cause of a failure; `own` is this rank's message if no rank is at fault."""
         found = self._ask(lambda store: self._judge(store, own), _ANSWER)
         if found is None:
             return self._keeper_lost()
@@ -135,7 +135,7 @@ class Heartbeat:
         return Cause(text, mine=mine)
 
     def _ask(self, what: Callable[[Any], Any], seconds: float) -> Any:
-        """Return what the thread finds, or None if the store gives no answer in time."""
+        """Return the thread's answer, or None if the store does not answer in time."""
         answer: queue.Queue[Any] = queue.Queue()
         self._wanted.put((what, answer))
         until = time.monotonic() + seconds
@@ -157,11 +157,14 @@ class Heartbeat:
                 else:
                     self._write(store)
                     self._answer(store)
-            except (RuntimeError, OSError):  # the store is gone: who waits for an answer gets none
+            except (RuntimeError, OSError):  # the store is gone: waiting threads get no answer
                 self._lost.set()
 
     def _connected(self) -> tuple[Any, socket.socket | None]:
-        """PyTorch, asked for a store that is not there, writes pages of frames: a plain connection looks first."""
+        """Connect to the store, after a plain connection has shown that it is there.
+
+        PyTorch prints pages of frames if it is asked for a store that is gone.
+        """
         try:
             probe = socket.create_connection(self._address, timeout=2.0)
         except OSError:
@@ -182,7 +185,7 @@ class Heartbeat:
         self.news = News(stop, failure)
 
     def _answer(self, store: Any) -> None:
-        """Do what other threads of this process want of the store, until the next write."""
+        """Answer requests of this process's other threads to the store, until the next write."""
         until = time.monotonic() + EVERY
         while not self._over.is_set() and (left := until - time.monotonic()) > 0:
             try:
@@ -200,7 +203,7 @@ class Heartbeat:
             store.set("cause", culprits(lambda: self._beats(store), self._here(), own))
         until = time.monotonic() + _ANSWER - 2
         while not store.check(["cause"]) and time.monotonic() < until:
-            self._write(store)  # this rank lives: nobody may take its silence for the cause
+            self._write(store)  # this rank lives: its silence must not be taken for the cause
             time.sleep(0.3)
         if mine or os.environ.get("LOCAL_RANK") == "0":
             end_stopped(self._beats(store), self._here().machine)
@@ -213,7 +216,7 @@ class Heartbeat:
 
 
 def culprits(look: Callable[[], list[Beat]], here: Beat, own: str) -> str:
-    """Name the ranks at fault, from what all heartbeats say at two times."""
+    """Return a message that names the ranks at fault, from all heartbeats at two times."""
     before = [beat for beat in look() if beat.rank != here.rank]
     if found := [text for beat in before if (text := lost(beat, here.machine))]:
         return "; ".join(found)
@@ -232,7 +235,7 @@ def culprits(look: Callable[[], list[Beat]], here: Beat, own: str) -> str:
 
 
 def lost(beat: Beat, machine: str) -> str:
-    """Return why a process of this machine does not run; empty if it does, has ended, or cannot be seen from here."""
+    """Return why a process of this machine does not run; empty if it runs, has ended, or is on another machine."""
     if beat.machine != machine or not beat.started or beat.phase == ENDED:
         return ""
     state = state_of(beat.pid, beat.started)
@@ -241,12 +244,12 @@ def lost(beat: Beat, machine: str) -> str:
 
 
 def _kept_by_launcher() -> bool:
-    """Return True if a launcher keeps the store, not rank 0; torchrun says it this way."""
+    """Return True if a launcher keeps the store, not rank 0; torchrun sets an environment variable then."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def first_of_node() -> bool:
-    """Return True on the rank that reports where ranks cannot agree on one: the first of every node."""
+    """Return True on the rank that reports if ranks cannot agree on one: the first of every node."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -259,7 +262,7 @@ def end_stopped(beats: Sequence[Beat], machine: str) -> None:
 
 
 def _closed(probe: socket.socket) -> bool:
-    """Return True if the other end of a connection that carries nothing is gone."""
+    """Return True if the other end of an idle connection is gone."""
     probe.setblocking(False)
     try:
         return not probe.recv(1)

@@ -1,7 +1,7 @@
-"""The watchdog of one process of a run: it hears signals, knows how long nothing went on, and names who is at fault.
+"""The watchdog of one rank: it receives signals, measures how long nothing went on, and reports which rank is at fault.
 
-It is a thread, since the main thread waits inside PyTorch for other ranks most of the time. What ends the process from
-here does so without the main thread, which may never come back.
+It is a thread, since the main thread mostly waits inside PyTorch for other ranks. It can end the process without the
+main thread, which may never return.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from meshwright.run.supervision.heartbeat import ENDED, Beat, Cause, Heartbeat, 
 from meshwright.run.supervision.stop_signals import AT_ONCE, Asked, StopSignals, stopping
 
 FLOOR = 300.0  # seconds that a rank may let others wait, however short a step is
-ELSEWHERE = 3600.0  # the same where a plan for other devices runs: what it predicts does not hold here
-STEPS = 20.0  # times a predicted step
+ELSEWHERE = 3600.0  # the same if a plan for other devices runs: its prediction does not hold here
+STEPS = 20.0  # in units of a predicted step
 SAVING = 1800.0  # seconds: a checkpoint on a slow disk
 JOINING = 600.0  # seconds until all ranks are there: hosts start at different times
 _LOOK = 0.25  # seconds between looks
-_PAUSED = 5.0  # seconds that this thread did not run: the whole process was stopped, and time did not count
+_PAUSED = 5.0  # seconds that this thread did not run: the process was stopped, and the time does not count
 _HALTED = "the launcher is stopped: "
 _OURS = str(Path(__file__).resolve().parents[1])
-# Calls in which a rank waits for others; where the source is not at hand, it counts as waiting.
+# Calls in which a rank waits for others; without source code at hand, it counts as waiting.
 _WAITS = ("wait(", "dist.", "reduce", "gather", "barrier", "backward(", ".item()", ".tolist()", "float(", "synchronize")
 
 
 def limit_of(wait: float, step_seconds: float, *, here: bool = True) -> float:
-    """Return how long a rank may let others wait, in seconds; `wait`: what the user gave, 0 for nothing.
+    """Return how long a rank may let others wait, in seconds; `wait` is the user's setting, 0 for none.
 
     `here`: the plan is for devices of this kind, so that its predicted step holds.
 
@@ -54,14 +54,14 @@ def limit_of(wait: float, step_seconds: float, *, here: bool = True) -> float:
 
 @dataclass(frozen=True)
 class Member:
-    """Which process this is, who started it, and how it speaks and ends."""
+    """One process: its rank, its launcher, and how it sends messages and ends."""
 
     rank: int = 0
     world: int = 1
     limit: float = FLOOR
-    launcher: int = 0  # process that must live and run; 0: nobody
-    ends_at_once: bool = False  # a repeated Ctrl-C ends this process; else its launcher does that
-    reads: Callable[[], bool] = lambda: True  # a launcher elsewhere still takes events
+    launcher: int = 0  # process that must be alive and running; 0: none
+    ends_at_once: bool = False  # a repeated Ctrl-C ends this process; otherwise its launcher ends it
+    reads: Callable[[], bool] = lambda: True  # a launcher elsewhere still reads events
     report: Callable[[str, int], None] = lambda text, number: print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -73,16 +73,16 @@ class _Phase:
 
 
 class Watchdog:
-    """Watches this process and its peers until it is closed."""
+    """Watchdog of this process and its peers, until it is closed."""
 
     def __init__(self, member: Member, signals: StopSignals, leave: Callable[[Cause], None]) -> None:
-        """`leave` ends the process, from the watchdog's thread."""
+        """Start watching. `leave` ends the process, from the watchdog's thread."""
         self._member, self._signals, self._leave = member, signals, leave
         self._phase, self._asked = _Phase("starting", JOINING), Asked()
         self._main, self._trained, self._reported = threading.get_ident(), False, False
         self._machine, self._started = this_machine(), started_at(os.getpid())
         self._born = started_at(member.launcher) if member.launcher else ""
-        self._unread = self._ran = time.monotonic()  # since when the launcher takes no events, when it ran last
+        self._unread = self._ran = time.monotonic()  # when the launcher last read events; when this thread last ran
         self._heart: Heartbeat | None = None
         self._over = threading.Event()
         if member.world > 1:
@@ -93,7 +93,7 @@ class Watchdog:
         self._thread.start()
 
     def phase(self, name: str, limit: float = 0.0) -> None:
-        """Begin something else in the main thread; `limit`: seconds that it may take, if not the usual."""
+        """Begin another phase in the main thread; `limit`: seconds that it may take, if not the default."""
         self._phase = _Phase(name, limit or self._member.limit)
 
     def step(self, number: int) -> None:
@@ -104,7 +104,7 @@ class Watchdog:
         self._trained = True
 
     def asked(self) -> int:
-        """Return the signal that asks the run to stop; 0: none."""
+        """Return the signal that asks the run to stop, or 0."""
         return self._asked.number
 
     def failed(self, cause: Cause) -> bool:
@@ -112,11 +112,11 @@ class Watchdog:
         return self._heart.announce("failure", cause.written()) if self._heart else True
 
     def cause(self, own: str) -> Cause:
-        """Return who is at fault for a wait that failed."""
+        """Return the cause of a wait that failed."""
         return self._heart.cause(own) if self._heart else Cause(own, mine=True)
 
     def all_saved(self) -> None:
-        """Wait for the other ranks to save: launchers end the rest as soon as one ends with a code that is not 0."""
+        """Wait for the other ranks to save: launchers end the rest as soon as one ends with a nonzero code."""
         self.phase("waiting for the other ranks to save", SAVING)
         with suppress(RuntimeError):  # a rank that is lost now has nothing to save
             dist.all_reduce(torch.zeros(1))
@@ -124,12 +124,12 @@ class Watchdog:
         self._signals.ignore()
         launcher = self._member.launcher
         if launcher and self._born and state_of(launcher, self._born) == "T" and first_of_node():
-            self._report(signal.SIGTERM, _HALTED)  # the store stands still with it: no rank can know who reports
-            with suppress(OSError):  # it cannot end itself, and nothing is left for it to do
+            self._report(signal.SIGTERM, _HALTED)  # the store stops with it: no rank can know which one reports
+            with suppress(OSError):  # the launcher cannot end itself, and has nothing left to do
                 os.kill(launcher, signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop watching: the run is over for this process."""
+        """Stop watching: the run is over for this rank."""
         self._over.set()
         self.phase(ENDED, float("inf"))
         if self._heart:
@@ -156,7 +156,7 @@ class Watchdog:
         if not first:
             return
         if self._heart and self._heart.lost_here():
-            self._asked.withdraw()  # a launcher ends the ranks that are left after one was lost
+            self._asked.withdraw()  # a launcher ends the remaining ranks after one was lost
             return
         if not self._heart or self._heart.announce("stop", str(number)):
             self._report(number, why)
@@ -172,7 +172,7 @@ class Watchdog:
 
     def _look(self, now: float) -> None:
         news = self._heart.news if self._heart else None
-        # The main thread may find the same mistake, else it would wait for the rank that failed.
+        # The main thread may find the same error; otherwise it would wait for the failed rank.
         if news and news.failure and not self._over.wait(3.0):
             self._end(news.failure)
         if news and news.stop and not self._asked.number:
@@ -188,8 +188,8 @@ class Watchdog:
 
     def _look_at_launcher(self, now: float) -> None:
         launcher = self._member.launcher
-        if launcher and self._started:  # processes can be seen here
-            state = state_of(launcher, self._born) if self._born else ""  # it was gone before this one looked
+        if launcher and self._started:  # processes can be checked here
+            state = state_of(launcher, self._born) if self._born else ""  # it was gone before this process checked
             if state in ("", "Z"):
                 text = f"{self._name()}: its launcher (process {launcher}) was ended in {self._phase.name}"
                 self._end(Cause(text, mine=self.failed(Cause(text))))

@@ -1,1 +1,1 @@
-"""All ranks of a job: who waited for whom, who is slow, what decides the length of a step."""
+"""All ranks of a job: waiting, stragglers, and the critical path of a step."""

@@ -16,7 +16,7 @@ from meshwright.traces.rank.facts import RankFacts
 
 @dataclass(frozen=True, eq=False)
 class Across:
-    """What the ranks' calls say together. Arrays of ranks are in the order of `ranks`."""
+    """Result of comparing the ranks' calls. Arrays of ranks are in the order of `ranks`."""
 
     ranks: tuple[int, ...]
     clocks: Clocks
@@ -27,7 +27,7 @@ class Across:
 
 
 def across(facts: Sequence[RankFacts]) -> Across:
-    """Match the calls of ranks, put them on one clock, and tell waiting, transfer and bubbles apart.
+    """Match the calls of ranks, align their clocks, and separate waiting, transfer and bubbles.
 
     >>> across([]).ranks
     ()

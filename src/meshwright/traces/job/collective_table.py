@@ -1,4 +1,4 @@
-"""Collectives by group, kind and size: how often, how long, how much of it waiting, and how fast."""
+"""Table of collectives by group, kind and size: count, time, waiting and bandwidth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.traces.rank.collectives import KINDS, Calls, Group
 from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.reading import NONE
 
-# How much of a step each call is to blame for: moments in which several calls are exposed are shared between them.
+# Exposed time of each call within a step: moments at which several calls are exposed are shared between them.
 
 
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Exposed:
-    """Nanoseconds of each call of a rank within its steps while nothing computes; together they are those of its steps."""
+    """Exposed nanoseconds of each call of a rank within its steps; together they are those of the steps."""
 
     transfer: Floats
     waiting: Floats
@@ -33,8 +33,9 @@ class Exposed:
 
 
 def exposed(calls: Calls, edges: Ints, waiting: Ints, bubble: Ints) -> Exposed:
-    """Each moment between the first and the last edge belongs to the calls that move data then, else to those that wait
-    for late ranks, else to those in a bubble; in equal shares.
+    """Attribute each moment between the first and the last edge to calls, in equal shares.
+
+    Calls that move data come first, then those that wait for late ranks, then those in a bubble.
     """
     arrives = calls.start + waiting
     late = arrives - bubble
@@ -46,7 +47,7 @@ def exposed(calls: Calls, edges: Ints, waiting: Ints, bubble: Ints) -> Exposed:
     if len(cuts) < 2:
         nothing = np.zeros(len(calls))
         return Exposed(nothing, nothing, nothing)
-    left = (np.diff(cuts) - calls.computing(cuts[:-1], cuts[1:])).astype(np.float64)  # what no part has taken yet
+    left = (np.diff(cuts) - calls.computing(cuts[:-1], cuts[1:])).astype(np.float64)  # not yet attributed
     parts = []
     for starts, ends in spans:
         first, last = np.searchsorted(cuts, starts), np.searchsorted(cuts, ends)
@@ -57,38 +58,38 @@ def exposed(calls: Calls, edges: Ints, waiting: Ints, bubble: Ints) -> Exposed:
     return Exposed(*parts)
 
 
-SIZES = (0, 64 << 10, 1 << 20, 16 << 20, 256 << 20)  # bytes: where classes of sizes begin
+SIZES = (0, 64 << 10, 1 << 20, 16 << 20, 256 << 20)  # bytes: lower bounds of size classes
 WHOLE, TWICE = ("all_gather", "reduce_scatter", "all_to_all"), ("all_reduce",)
 SAYS_NOTHING = ("", "undefined")
 
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """Times are nanoseconds, summed over calls and ranks; total = waiting + transfer + unsplit."""
+    """Row of the table. Times are nanoseconds, summed over calls and ranks; total = waiting + transfer + unsplit."""
 
-    group: str  # what groups of this purpose are called, or how many ranks they have
+    group: str  # name of groups of this purpose, or their number of ranks
     kind: str
-    at_least: int | None  # bytes of a call; None where they are not told
+    at_least: int | None  # bytes of a call; None if unknown
     below: int | None  # None for the largest class
     calls: int
-    partial: int  # calls of which waiting cannot be told: not every rank was recorded
+    partial: int  # calls whose waiting is unknown: not every rank was recorded
     ranks: int  # in the largest group
     total: int
     waiting: int
     transfer: int
     unsplit: int
-    # While nothing computes, in steps. Moments of several calls are shared, so rows add up to the parts of the steps.
+    # Exposed time within steps. Moments of several calls are shared, so rows add up to the parts of the steps.
     exposed_waiting: int  # for late ranks
     exposed_bubble: int  # for other stages of a pipeline
     exposed_transfer: int  # with the exposed part of unsplit
-    algbw: float | None  # GB/s, of the median call; None where bytes or waiting are not known
+    algbw: float | None  # GB/s of the median call; None if bytes or waiting are unknown
     busbw: float | None
     best_busbw: float | None
-    crosses_nodes: bool | None  # None where machines are not named
+    crosses_nodes: bool | None  # None if machines are not named
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """What a link moves per byte of the buffer, as NCCL's tests count it.
+    """Return the bytes that a link moves per byte of the buffer, as NCCL's tests count it.
 
     >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("send", 2)
     (1.75, 0.875, 1.0)
@@ -98,7 +99,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 def collective_table(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[CollectiveRow, ...]:
-    """The longest first.
+    """Return the rows, longest first.
 
     >>> from meshwright.traces.job.across import across
     >>> across([]).table
@@ -110,7 +111,7 @@ def collective_table(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[Coll
     labels = [label(group, int(size)) for group, size in zip(matched.groups, _group_sizes(matched), strict=True)]
     words = np.unique(labels, return_inverse=True)[1].reshape(-1)[matched.group]
     large = np.where(aligned.bytes == NONE, -1, np.searchsorted(SIZES, aligned.bytes, side="right") - 1)
-    # By the row's own kind: what one rank sends another receives.
+    # By the row's own kind: a send on one rank is a receive on another.
     key, first, _ = runs(packed(words[matched.call], matched.kind, large[matched.call]))
     sums = _sums(facts, aligned, key)
     crosses = _crossing(facts, matched)
@@ -142,7 +143,7 @@ def collective_table(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[Coll
 
 
 def label(group: Group, size: int) -> str:
-    """What a report calls a group: groups that do the same for different ranks share it.
+    """Return the name of a group in reports; groups of equal purpose on different ranks share it.
 
     >>> label(Group("17", "mesh_dp", ()), 8), label(Group("0", "undefined", ()), 8)
     ('mesh_dp', '8 ranks')
@@ -157,7 +158,7 @@ def _group_sizes(matched: Matched) -> Ints:
 
 
 def _sums(facts: Sequence[RankFacts], aligned: Aligned, key: Ints) -> dict[str, Ints]:
-    """Times of rows added up by their key."""
+    """Return times of rows, summed by their key."""
     split = aligned.split[aligned.matched.call] | (aligned.waiting > 0)
     total = aligned.end - aligned.start
     rest = total - aligned.waiting
@@ -171,7 +172,7 @@ def _sums(facts: Sequence[RankFacts], aligned: Aligned, key: Ints) -> dict[str, 
 
 
 def _exposed(facts: Sequence[RankFacts], aligned: Aligned) -> dict[str, NDArray[np.float64]]:
-    """Of each row, in the order of ranks."""
+    """Return the exposed time of each row, in the order of ranks."""
     every, without = [], unmarked(facts)
     for place, one in enumerate(facts):
         if (calls := calls_of_rank(one)) is not None:
@@ -184,7 +185,7 @@ def _exposed(facts: Sequence[RankFacts], aligned: Aligned) -> dict[str, NDArray[
 
 
 def _speeds(aligned: Aligned, calls: Ints, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes per nanosecond = GB/s of the calls that tell it, and what to multiply them with for the bus."""
+    """Return bytes per nanosecond (= GB/s) of the calls with known bytes, and their bus factors."""
     known = calls[aligned.split[calls] & (aligned.bytes[calls] > 0) & (aligned.transfer[calls] > 0)]
     sizes = aligned.matched.size[known]
     factors = {size: bus_factor(kind, size) for size in distinct(sizes).tolist()}
@@ -192,7 +193,7 @@ def _speeds(aligned: Aligned, calls: Ints, kind: str) -> tuple[NDArray[np.float6
 
 
 def _crossing(facts: Sequence[RankFacts], matched: Matched) -> Ints:
-    """Of each matched call: 1 where its ranks are on several machines, 0 where on one, -1 where that is not told."""
+    """Return for each matched call 1 if its ranks are on several machines, 0 if on one, -1 if unknown."""
     hosts = np.unique([one.host for one in facts], return_inverse=True)[1].reshape(-1)
     unknown = np.array([not one.host for one in facts], np.bool_)
     low, high = np.full(len(matched.group), len(facts)), np.full(len(matched.group), -1)

@@ -1,4 +1,4 @@
-"""The critical path of a step across ranks: from its last end back to its beginning, always to whom was waited for."""
+"""The critical path of a step across ranks: from its end back to its beginning, always to the rank that was waited for."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.rank.kernel_classes import CLASSES
 
 OWN = "own work"
-TAIL = 1_000  # ns: times since the epoch are coarse: work may seem to begin this long before what it waited for ends
+TAIL = 1_000  # ns: times since the epoch are coarse, so work may seem to begin this long before its cause ended
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the path; times in nanoseconds on the common clock, from its origin."""
+    """Segment of the path; times are nanoseconds on the common clock, from its origin."""
 
     rank: int
     start: int
     end: int
-    what: str  # "own work", or the collective or message whose data moves
-    computing: int  # nanoseconds of it in which the rank computed; of own work, the rest is copies and idle
+    what: str  # "own work", or the collective or message that transfers data
+    computing: int  # nanoseconds of it that the rank computed; the rest of own work is copies and idle time
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,27 @@ class CriticalPath:
     step: int
     length: int
     segments: tuple[Segment, ...]
-    by_rank: tuple[tuple[int, int], ...]  # rank and nanoseconds of own work, the most first
-    by_what: tuple[tuple[str, int], ...]  # classes of kernels (by the ranks' mix in the step), "idle", collectives
+    by_rank: tuple[tuple[int, int], ...]  # rank and nanoseconds of own work, largest first
+    by_what: tuple[tuple[str, int], ...]  # classes of kernels (as in the rank's whole step), "idle", collectives
 
 
 @dataclass(frozen=True, eq=False)
 class _Rank:
-    """What is needed of a rank to walk back through it."""
+    """Data of a rank that the walk back through it needs."""
 
     place: int
     number: int
-    rows: Ints  # its calls that it waited for, by end
+    rows: Ints  # calls in which it waited, by end
     starts: Ints
     ends: Ints
-    edges: Ints  # of its steps, on the common clock
-    done: Ints  # when the last work of each step ends
-    at_edges: Ints  # nanoseconds of computing until each
+    edges: Ints  # edges of its steps, on the common clock
+    done: Ints  # end of the last work of each step
+    at_edges: Ints  # nanoseconds of computing until each edge
     mix: NDArray[np.int64]  # [step, class]
 
 
 def critical_paths(facts: Sequence[RankFacts], job: Across) -> tuple[CriticalPath, ...]:
-    """The path of every step.
+    """Return the critical path of every step.
 
     >>> from meshwright.traces.job.across import across
     >>> critical_paths([], across([]))
@@ -80,7 +80,7 @@ def critical_paths(facts: Sequence[RankFacts], job: Across) -> tuple[CriticalPat
 
 
 def _over(job: Across, ranks: dict[int, _Rank], steps: dict[int, int]) -> dict[int, int]:
-    """Of each part of the clocks: when all its ranks have done a step. From then on the next may begin."""
+    """Return for each part of the clocks when all its ranks have finished a step; only then can the next begin."""
     over: dict[int, int] = {}
     for place, step in steps.items():
         part = int(job.clocks.part[place])
@@ -93,7 +93,7 @@ def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
     assert calls is not None
     first = int(job.aligned.matched.firsts[place])
     nearly = np.maximum(calls.end - TAIL, (calls.start + calls.end) // 2)
-    alone = calls.computing(np.maximum(nearly - TAIL, calls.start), nearly) == 0  # who computes does not wait
+    alone = calls.computing(np.maximum(nearly - TAIL, calls.start), nearly) == 0  # a rank that computes does not wait
     rows = first + np.flatnonzero(alone)
     rows = rows[np.argsort(job.aligned.end[rows], kind="stable")]
     device = facts.devices[0]
@@ -101,7 +101,7 @@ def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
     until = np.append(0, np.cumsum(device.windows.compute))
     after = np.searchsorted(edges, job.aligned.end[first : first + len(calls)])
     inside = after < len(edges)
-    # What computed before the first step is not counted there: at least what calls saw of it.
+    # Computing before the first step is not counted there, so the calls' own counts are the minimum.
     before = int((calls.computed + calls.hidden - until[np.minimum(after, len(until) - 1)])[inside].max(initial=0))
     at_edges = before + until
     mine = slice(first, first + len(calls))
@@ -111,10 +111,10 @@ def _rank(facts: RankFacts, job: Across, place: int) -> _Rank:
 
 
 def _done(starts: Ints, ends: Ints, computed: Ints, edges: Ints, at_edges: Ints) -> Ints:
-    """When the last work of each step ends: its last call if nothing computes after it, otherwise the next step's edge.
+    """Return when the last work of each step ends: its last call, or the next step's edge if something computes after.
 
-    `computed` is the computing until each call ends. Where something computes after the last call, nothing tells whether
-    idle time came before or after it.
+    `computed` is the computing until each call ends. If something computes after the last call, it is unknown whether
+    idle time came before or after.
     """
     done = edges[1:].copy()
     bounds = np.searchsorted(starts, edges).tolist()
@@ -127,7 +127,7 @@ def _done(starts: Ints, ends: Ints, computed: Ints, edges: Ints, at_edges: Ints)
 
 
 def _computed(facts: Sequence[RankFacts]) -> tuple[Ints, Ints]:
-    """Of each call: computing on its rank until it starts, and until it ends."""
+    """Return the computing on its rank until each call starts, and until it ends."""
     every = [calls for calls in map(calls_of_rank, facts) if calls is not None]
     nothing = [np.empty(0, np.int64)]
     starts = np.concatenate(nothing + [calls.computed for calls in every])
@@ -142,9 +142,10 @@ def _path(
     computed: tuple[Ints, Ints],
     number: int,
 ) -> CriticalPath:
-    """Walk back: own work to the call that was waited for, its transfer, and on with the rank that came last to it.
+    """Walk back: own work until the call that was waited for, its transfer, then the rank that was last to join it.
 
-    A rank that begins its step after the one before was over (`begun`) was idle until then: that is on the path too.
+    A rank that starts its step after the previous one was over everywhere (`begun`) was idle until then, which is on
+    the path too.
     """
     aligned, matched = job.aligned, job.aligned.matched
     place = max(steps, key=lambda one: int(ranks[one].done[steps[one]]))
@@ -180,7 +181,7 @@ def _path(
 
 
 def _waited_for(rank: _Rank, time: int, begin: int, call: Ints, seen: set[int]) -> int | None:
-    """The last call that this rank waited for before some time of its step."""
+    """Return the last call in which this rank waited, before some time of its step."""
     at = int(np.searchsorted(rank.ends, time + TAIL, side="right")) - 1
     while at >= 0 and rank.ends[at] > begin + TAIL:
         if rank.starts[at] < time and int(call[rank.rows[at]]) not in seen:
@@ -205,7 +206,7 @@ def _by_rank(segments: tuple[Segment, ...]) -> tuple[tuple[int, int], ...]:
 def _by_what(
     segments: tuple[Segment, ...], ranks: dict[int, _Rank], steps: dict[int, int]
 ) -> tuple[tuple[str, int], ...]:
-    """Own work by the mix of classes that its rank has in the step; the rest of it is idle or copies."""
+    """Split own work by the rank's proportions of classes in the step; the rest of it is idle time or copies."""
     mixes = {ranks[place].number: ranks[place].mix[step] for place, step in steps.items()}
     spent: dict[str, float] = {}
     for one in segments:

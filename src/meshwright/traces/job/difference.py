@@ -1,7 +1,7 @@
-"""What became different between two runs of a job, and what that did to a step.
+"""Differences between two runs of a job, and their effect on a step.
 
-Runs differ from step to step without any cause: a change is told only where it is larger than that. A quantity that is
-known for each step has a spread of its own; a kernel has that of the kernels of its class.
+Steps of a run vary without a cause, so only larger changes are reported. A quantity known for each step has its own
+spread; a kernel has that of the kernels of its class.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from meshwright.traces.rank.kernel_classes import CLASSES, kernel_class
 Floats = NDArray[np.float64]
 PARTS = ("compute", "exposed", "copies", "host_bound", "waiting")  # of Windows: they add up to the step
 SIGMAS = 4.0  # standard errors that a change must exceed
-ALONE = 0.02  # how far a run of one step is taken to be off, for want of others
-LEAST = 0.001  # of the step: smaller changes are not worth a word
+ALONE = 0.02  # assumed uncertainty of a run with one step
+LEAST = 0.001  # share of the step: smaller changes are not reported
 MOST = 50  # rows per table
 
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity in two runs: nanoseconds per step and rank, or bytes."""
+    """Change of one quantity between two runs: nanoseconds per step and rank, or bytes."""
 
     what: str  # "step", "part", "class", "collective", "kernel", "operator", "memory"
     name: str
     before: float
     after: float
-    noise: float  # a change up to this says nothing
-    count_before: float = 0.0  # per step and rank, of what can be counted
+    noise: float  # a change up to this is noise
+    count_before: float = 0.0  # per step and rank, of countable quantities
     count_after: float = 0.0
 
     @property
@@ -44,7 +44,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """new, gone, slower, faster, or more and less for bytes."""
+        """Verdict: new, gone, slower, faster, or more and less for bytes."""
         if self.what == "memory":
             return "more" if self.change > 0 else "less"
         if not self.before or not self.after:
@@ -54,16 +54,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two runs. Tables hold only what changed by more than the runs' own spread, the largest change first."""
+    """Changes between two runs. Tables hold changes above the runs' own spread, largest first."""
 
-    step: Change  # told always
+    step: Change  # always reported
     parts: tuple[Change, ...]
     classes: tuple[Change, ...]
     collectives: tuple[Change, ...]
     kernels: tuple[Change, ...]
-    operators: tuple[Change, ...]  # time on the host, alone
+    operators: tuple[Change, ...]  # time on the host, without nested operators
     memory: tuple[Change, ...]
-    steps: tuple[int, int]  # that were compared: fewer say less
+    steps: tuple[int, int]  # numbers of compared steps: fewer are less certain
     ranks: tuple[int, int]
 
     @property
@@ -72,7 +72,7 @@ class Difference:
 
 
 def difference(before: Sequence[RankFacts], after: Sequence[RankFacts]) -> Difference:
-    """What changed from one run to the next; each must have ranks whose devices, or hosts, worked.
+    """Return the changes between two runs; each must have ranks with work on devices or hosts.
 
     >>> from meshwright.traces.rank.facts import digest
     >>> from meshwright.traces.reading import read_trace
@@ -111,7 +111,7 @@ def _steps(run: Run) -> int:
 
 
 def _series(devices: Sequence[DeviceFacts]) -> dict[tuple[str, str], Floats]:
-    """Of each quantity [time and count, step], a mean over the ranks that have the step."""
+    """Return each quantity as [time and count, step], a mean over the ranks that have the step."""
     total: dict[tuple[str, str], list[Floats]] = defaultdict(list)
     steps = min((len(device.windows.numbers) for device in devices), default=0)
     for device in devices:
@@ -136,7 +136,7 @@ def _rows(values: NDArray[np.int64]) -> Floats:
 
 
 def _compared(what: str, name: str, series: list[dict[tuple[str, str], Floats]]) -> Change:
-    """Medians over steps, and what the spread of the steps lets them be off."""
+    """Return the change of medians over steps, and its noise from their spread."""
     rows = [run[what, name] for run in series]
     middle = [float(np.median(row[0])) if row.size else 0.0 for row in rows]
     counts = [float(np.median(row[1])) if row.size else 0.0 for row in rows]
@@ -145,21 +145,21 @@ def _compared(what: str, name: str, series: list[dict[tuple[str, str], Floats]])
 
 
 def _relative(values: Floats) -> float:
-    """How far the median of some steps may be off, as a part of it."""
+    """Return the relative uncertainty of the median of some steps."""
     middle = float(np.median(values)) if values.size else 0.0
     if len(values) < 3 or not middle:
         return ALONE
-    spread = 1.4826 * float(np.median(np.abs(values - middle)))  # of a normal distribution: its standard deviation
-    return float(SIGMAS * 1.2533 * spread / len(values) ** 0.5 / middle)  # the median's own error
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))  # standard deviation of a normal distribution
+    return float(SIGMAS * 1.2533 * spread / len(values) ** 0.5 / middle)  # standard error of the median
 
 
 def _named(what: str, runs: list[list[tuple[RankFacts, DeviceFacts]]], spread: list[dict[str, float]]) -> list[Change]:
-    """Kernels, or operators by their own time on the host, by name."""
+    """Return changes of kernels, or of operators by their own host time, by name."""
     found = [_totals(what, run) for run in runs]
     changes = []
     for name in found[0].keys() | found[1].keys():
         sides = [one.get(name, (0.0, 0.0)) for one in found]
-        # The host's time is no class of kernels: the spread of all of them stands for it.
+        # Host time belongs to no kernel class, so the spread of all operators stands for it.
         kind = kernel_class(name) if what == "kernel" else ""
         parts = [one[kind] if kind else max(ALONE, *one.values()) for one in spread]
         noise = hypot(*(part * time for part, (time, _) in zip(parts, sides, strict=True)))
@@ -168,7 +168,7 @@ def _named(what: str, runs: list[list[tuple[RankFacts, DeviceFacts]]], spread: l
 
 
 def _totals(what: str, run: Run) -> dict[str, tuple[float, float]]:
-    """(nanoseconds, count) per step and rank of each name."""
+    """Return (nanoseconds, count) per step and rank of each name."""
     total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for rank, device in run:
         per = 1 / max(len(device.windows.numbers), 1) / len(run)
@@ -184,7 +184,7 @@ def _totals(what: str, run: Run) -> dict[str, tuple[float, float]]:
 
 
 def _memory(runs: list[list[tuple[RankFacts, DeviceFacts]]]) -> list[Change]:
-    """The fullest moment of the fullest rank."""
+    """Return the change of peak memory on the rank with the highest peak."""
     peaks = [[rank.memory.allocated for rank, _ in run if rank.memory] for run in runs]
     if not all(peaks):
         return []

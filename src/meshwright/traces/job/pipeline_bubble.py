@@ -1,4 +1,4 @@
-"""Pipelines: which stage a rank is, and which waits are due to the order of the stages and not to late ranks."""
+"""Pipelines: the stage of each rank, and the waits due to the order of stages, not to late ranks."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.reading import NONE
 
 PIPELINE = re.compile(r"pipeline|(?:^|[_\W])pp(?:$|[_\W\d])", re.IGNORECASE)
-RING = re.compile(r"context|ring|sequence|(?:^|[_\W])[cs]p(?:$|[_\W\d])", re.IGNORECASE)  # messages that pass data on
+RING = re.compile(r"context|ring|sequence|(?:^|[_\W])[cs]p(?:$|[_\W\d])", re.IGNORECASE)  # rings pass data on
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages of a job's ranks."""
+    """Pipeline stages of a job's ranks."""
 
-    stage: tuple[int | None, ...]  # of each rank, in the order of the job's; None for ranks of no pipeline
-    told_by: str  # "groups", "messages", or "" where there is no pipeline
+    stage: tuple[int | None, ...]  # of each rank, in the order of the job; None for ranks of no pipeline
+    told_by: str  # "groups", "messages", or "" without a pipeline
 
     @property
     def stages(self) -> int:
-        """
+        """Number of stages.
+
         >>> Pipeline((0, 0, 1, 1), "groups").stages
         2
         """
@@ -44,7 +45,7 @@ class Pipeline:
 
 
 def pipeline(facts: Sequence[RankFacts], matched: Matched) -> Pipeline:
-    """The stages: by the groups that are called pipelines, otherwise by who sends first in a step."""
+    """Find the stages: from groups named as pipelines, otherwise from the order of messages in a step."""
     stage = _by_groups(matched)
     if stage:
         return Pipeline(tuple(stage.get(rank) for rank in matched.ranks), "groups")
@@ -53,7 +54,7 @@ def pipeline(facts: Sequence[RankFacts], matched: Matched) -> Pipeline:
 
 
 def _by_groups(matched: Matched) -> dict[int, int]:
-    """Groups of pipelines list their ranks from the first stage to the last."""
+    """Return stages from pipeline groups, which list their ranks from the first stage to the last."""
     talks = np.zeros(len(matched.groups), np.bool_)
     talks[matched.group[matched.call[MESSAGES[matched.kind]]]] = True
     stage: dict[int, int] = {}
@@ -65,7 +66,7 @@ def _by_groups(matched: Matched) -> dict[int, int]:
 
 
 def _by_messages(facts: Sequence[RankFacts], matched: Matched) -> dict[int, int]:
-    """The first stage begins a step by sending, all others by receiving; activations go before gradients."""
+    """Return stages from messages: the first stage starts a step by sending, all others by receiving."""
     rings = np.array([RING.search(group.description) is not None for group in matched.groups], np.bool_)
     peer, step = column(facts, "peer"), numbers_of_steps(facts)
     sends = matched.kind == SEND
@@ -74,7 +75,7 @@ def _by_messages(facts: Sequence[RankFacts], matched: Matched) -> dict[int, int]
     if not len(rows):
         return {}
     place = matched.place[rows]
-    begin = rows[runs(packed(place, step[rows]))[1]]  # the first message of each rank and step: rows are by time
+    begin = rows[runs(packed(place, step[rows]))[1]]  # the first message of each rank and step: rows are sorted by time
     votes = np.bincount(matched.place[begin], np.where(sends[begin], 1, -1), minlength=len(matched.ranks))
     talking = set(place.tolist())
     level = {here: 0 for here in talking if votes[here] > 0}
@@ -88,7 +89,7 @@ def _by_messages(facts: Sequence[RankFacts], matched: Matched) -> dict[int, int]
         onward[here, other] = onward.get((here, other), 0) + (1 if sent else -1)
     where = {rank: here for here, rank in enumerate(matched.ranks)}
     front = sorted(level)
-    for here in front:  # grows while it is walked
+    for here in front:  # the list grows while it is iterated
         for (sender, other), vote in onward.items():
             there = where.get(other)
             if sender == here and vote > 0 and there is not None and there not in level:
@@ -98,11 +99,11 @@ def _by_messages(facts: Sequence[RankFacts], matched: Matched) -> dict[int, int]
 
 
 def with_bubbles(facts: Sequence[RankFacts], aligned: Aligned, found: Pipeline) -> Aligned:
-    """The same calls, with the part of each wait that is a pipeline's bubble.
+    """Return the calls with the part of each wait that is a pipeline bubble.
 
-    Waiting for a message of another stage is a bubble. Where a collective joins stages, waiting for the last rank of
-    one's own stage is not, and the rest is. Exchanges that the profiler told no peer of are compared with the quickest
-    of the same size: what they took longer is waiting.
+    Waiting for a message of another stage is a bubble. If a collective joins stages, waiting for the last rank of the
+    own stage is none, and the rest is. Exchanges with unknown peers are compared with the fastest of the same size: the
+    excess is waiting.
     """
     matched, call = aligned.matched, aligned.matched.call
     stage = np.array([-1 if one is None else one for one in found.stage], np.int64)
@@ -123,7 +124,7 @@ def with_bubbles(facts: Sequence[RankFacts], aligned: Aligned, found: Pipeline) 
 
 
 def _guessed(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[Ints, NDArray[np.bool_]]:
-    """Waiting with what exchanges of unknown peers took longer than the quickest of their group's kind and size."""
+    """Return waiting with the excess of exchanges with unknown peers over the fastest of equal group, kind and size."""
     matched = aligned.matched
     rows = np.flatnonzero((matched.kind == SEND_RECV) & ~aligned.split[matched.call])
     guessed = np.zeros(len(matched.call), np.bool_)

@@ -1,4 +1,4 @@
-"""The steps of all ranks side by side, and what each rank did with each of them."""
+"""Steps of all ranks side by side, each split into parts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ PARTS = ("compute", "transfer", "waiting", "bubble", "copies", "host_bound", "id
 
 @dataclass(frozen=True, eq=False)
 class StepParts:
-    """[ranks, steps], nanoseconds. The parts (named in PARTS) add up to `length`; 0 where a rank has no such step."""
+    """Parts of steps: [ranks, steps], nanoseconds. Those in PARTS add up to `length`; 0 if a rank has no such step."""
 
-    numbers: Ints  # of the steps, ascending; -1 where the loop did not tell the profiler
+    numbers: Ints  # of the steps, ascending; -1 if the loop marks no steps
     length: Ints
     compute: Ints
-    transfer: Ints  # data moves between ranks and nothing computes: exposed
-    waiting: Ints  # for late ranks, in a collective, and nothing computes
-    bubble: Ints  # for other stages of a pipeline, and nothing computes
+    transfer: Ints  # exposed communication
+    waiting: Ints  # for late ranks in a collective, while nothing computes
+    bubble: Ints  # for other stages of a pipeline, while nothing computes
     copies: Ints  # copies and fills while no kernel runs
-    host_bound: Ints  # nothing runs, and what runs next was not yet issued
-    idle: Ints  # nothing runs though the next work is issued
-    hidden: Ints  # beside these: communication while something computes
+    host_bound: Ints  # idle, and the next work was not yet issued
+    idle: Ints  # idle though the next work was issued
+    hidden: Ints  # beside these: communication overlapped with computing
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -41,7 +41,7 @@ class StepParts:
 
 
 def step_numbers(facts: Sequence[RankFacts]) -> Ints:
-    """The numbers of the steps that any rank has; -1 only where no rank has marked any."""
+    """Return the numbers of the steps that any rank has; -1 only if no rank has marked any."""
     found = distinct(
         np.concatenate([np.empty(0, np.int64), *(one.devices[0].windows.numbers for one in facts if one.devices)])
     )
@@ -49,7 +49,7 @@ def step_numbers(facts: Sequence[RankFacts]) -> Ints:
 
 
 def unmarked(facts: Sequence[RankFacts]) -> tuple[int, ...]:
-    """Places of ranks that marked no step though others did: their recording is no step, and stays out of all tables.
+    """Return places of ranks that marked no step though others did: they are left out of all tables.
 
     >>> unmarked([])
     ()
@@ -59,13 +59,13 @@ def unmarked(facts: Sequence[RankFacts]) -> tuple[int, ...]:
 
 
 def unmarked_note(facts: Sequence[RankFacts]) -> tuple[Note, ...]:
-    """Who they are, if there are any."""
+    """Return a note that names such ranks, if there are any."""
     ranks = ", ".join(str(facts[place].rank) for place in unmarked(facts))
     return (Note(f"left out of all steps: ranks that marked none though others did: {ranks}"),) if ranks else ()
 
 
 def by_step(facts: Sequence[RankFacts], values: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Values per step of each rank ([its steps, ...]) as one array [ranks, steps, ...], 0 where a rank has no such step."""
+    """Return per-rank values ([its steps, ...]) as one array [ranks, steps, ...], 0 if a rank has no such step."""
     numbers = step_numbers(facts)
     shape = next((one.shape[1:] for one in values), ())
     out = np.zeros((len(facts), len(numbers), *shape), np.int64)
@@ -77,9 +77,9 @@ def by_step(facts: Sequence[RankFacts], values: Sequence[NDArray[np.int64]]) -> 
 
 
 def step_parts(facts: Sequence[RankFacts], aligned: Aligned) -> StepParts:
-    """What each rank did in each step: each nanosecond is one part.
+    """Split each step of each rank into parts: each nanosecond belongs to one part.
 
-    Calls on several streams may overlap: what moves data counts before what waits, and that before a bubble.
+    Calls on several streams may overlap: transfer counts before waiting, and waiting before a bubble.
 
     >>> from meshwright.traces.job.across import across
     >>> from meshwright.traces.rank.facts import digest
@@ -110,7 +110,7 @@ def step_parts(facts: Sequence[RankFacts], aligned: Aligned) -> StepParts:
 
 
 def _exposed(facts: RankFacts, aligned: Aligned, place: int) -> tuple[Ints, Ints, Ints]:
-    """Of each step of one rank: exposed transfer, waiting and bubble."""
+    """Return exposed transfer, waiting and bubble of each step of one rank."""
     calls = calls_of_rank(facts)
     if calls is None:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
@@ -125,7 +125,7 @@ def _exposed(facts: RankFacts, aligned: Aligned, place: int) -> tuple[Ints, Ints
 
 
 def _alone(calls: Calls, edges: Ints, merged: tuple[Ints, Ints]) -> Ints:
-    """How much of some disjoint time within calls falls into each step while nothing computes."""
+    """Return how much of disjoint intervals within calls falls into each step while nothing computes."""
     starts, ends = merged
     inner = edges[1:-1]
     cut = np.searchsorted(starts, inner, side="right") - 1

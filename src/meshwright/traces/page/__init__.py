@@ -1,1 +1,1 @@
-"""What was found, told: words for a terminal, pages, tables, timelines."""
+"""Reports of an analysis: text for a terminal, HTML pages, tables and timelines."""

@@ -1,4 +1,4 @@
-"""What changed between two runs, in words: the step first, then what moved it, the largest change first."""
+"""Changes between two runs in words: the step first, then their causes, largest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PARTS = {"exposed": "exposed communication", "waiting": "other idle", "host_boun
 
 
 def changes(found: Difference) -> Iterator[str]:
-    """
+    """Yield the changes as lines of text.
+
     >>> from meshwright.traces.job.difference import difference
     >>> import meshwright as mw
     >>> run = mw.analyze("tests/data/traces/hta/a100_ddp_resnet_2rank_rank0.json.gz", cache=False)

@@ -1,4 +1,4 @@
-"""What decides the length of a step, in sentences: the largest share first, each with what would help."""
+"""Diagnosis of a step's length in sentences: the largest share first, each with advice."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from meshwright.traces.page.words import percent, ranks_text, seconds
 from meshwright.traces.rank.collectives import KINDS
 from meshwright.traces.rank.kernel_classes import CLASSES
 
-OUTSIDE = "outside operators"  # as host_bound.py calls time in no operator
-LEAST = 0.03  # of the step: less is not worth a sentence
-HICCUP = 5  # times what others cause in a call: a single event, not noise
-FAR_BELOW = 0.5  # of what the device could do: more than that is lost
+OUTSIDE = "outside operators"  # as host_bound.py names time in no operator
+LEAST = 0.03  # share of the step; less gets no sentence
+HICCUP = 5  # times the waiting that others cause in a call: a single event, not noise
+FAR_BELOW = 0.5  # share of the device's capability below which a product counts as slow
 
 
 @dataclass(frozen=True)
 class Finding:
     """One sentence of a diagnosis."""
 
-    share: float  # of the step, 0 to 1: what it is about, or would save
+    share: float  # of the step, 0 to 1, that it concerns or would save
     what: str
     advice: str
 
@@ -39,15 +39,15 @@ def of_step(share: float, what: str, advice: str) -> Finding:
 
 @dataclass(frozen=True)
 class Shares:
-    """The mean step over ranks and steps; shares of the parts add up to 1."""
+    """Mean step over ranks and steps; shares of the parts add up to 1."""
 
     step: float  # nanoseconds
     parts: dict[str, float]
-    hidden: float  # communication behind computing, beside the parts
+    hidden: float  # overlapped communication, beside the parts
 
 
 def shares_of(found: Analysis) -> Shares:
-    """Where the mean step went; all zero where nothing worked."""
+    """Return the shares of the mean step; all zero if nothing worked."""
     parts = found.across.parts
     whole = int(parts.length.sum())
     present = int(parts.present.sum())
@@ -56,7 +56,7 @@ def shares_of(found: Analysis) -> Shares:
 
 
 def diagnose(found: Analysis) -> tuple[Finding, ...]:
-    """Findings by the share of the step that they are about."""
+    """Return findings, sorted by the share of the step that they concern."""
     shares = shares_of(found)
     every = [*_collectives(found), *_pipeline(found, shares), *_host(found, shares), *_rest(shares), *_products(found)]
     shown = [*(one for one in every if one.share >= LEAST), *_stragglers(found)]
@@ -64,7 +64,7 @@ def diagnose(found: Analysis) -> tuple[Finding, ...]:
 
 
 def _collectives(found: Analysis) -> Iterator[Finding]:
-    """Exposed transfer and waiting, by group and kind over all sizes."""
+    """Report exposed transfer and waiting, by group and kind over all sizes."""
     whole = max(int(found.across.parts.length.sum()), 1)
     rows: dict[tuple[str, str], list[CollectiveRow]] = defaultdict(list)
     for row in found.across.table:
@@ -107,7 +107,7 @@ def _sizes(row: CollectiveRow) -> str:
 
 
 def _last(found: Analysis, group: str, kind: str) -> str:
-    """Who causes most of the waiting in some collectives, where neither noise nor chance explains it."""
+    """Return the rank that causes most of the waiting in some collectives, unless noise or chance explains it."""
     aligned, ranks = found.across.aligned, found.across.ranks
     matched = aligned.matched
     kinds = np.full(len(matched.group), -1)
@@ -132,12 +132,12 @@ def _last(found: Analysis, group: str, kind: str) -> str:
 
 
 def _chance(times: int, of: int, each: float) -> float:
-    """Probability that one rank is the last so often, or more, if all are alike (binomial)."""
+    """Return the probability that one rank is last this often, or more, if all are alike (binomial)."""
     return sum(math.comb(of, k) * each**k * (1 - each) ** (of - k) for k in range(times, of + 1))
 
 
 def _stragglers(found: Analysis) -> Iterator[Finding]:
-    """Every one that is named, however little it costs."""
+    """Report every straggler, however low its cost."""
     for one in found.stragglers.found:
         since = f" since step {one.since}" if one.since is not None else ""
         costs = f"; without that a step would be {seconds(one.costs)} shorter" if one.costs else ""
@@ -165,7 +165,7 @@ def _stragglers(found: Analysis) -> Iterator[Finding]:
 
 
 def _products(found: Analysis) -> Iterator[Finding]:
-    """Operators far below what their device can do, where shapes tell what they should take."""
+    """Report operators far below their device's capability, if shapes determine their work."""
     whole = max(int(found.across.parts.length.sum()), 1)
     slow: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for facts in found.ranks:
@@ -193,7 +193,7 @@ def _pipeline(found: Analysis, shares: Shares) -> Iterator[Finding]:
 
 
 def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
-    """Devices without work: say how small the kernels are, since that decides what helps."""
+    """Report idle devices, with the size of kernels, since that determines the remedy."""
     if all(device.device == "host" for facts in found.ranks for device in facts.devices):
         yield of_step(
             shares.parts["host_bound"],
@@ -213,7 +213,7 @@ def _host(found: Analysis, shares: Shares) -> Iterator[Finding]:
 
 
 def _meanwhile(found: Analysis) -> str:
-    """What the host does most in the stretches in which devices wait for it."""
+    """Return the host's main activity in the stretches in which devices wait for it."""
     spent: dict[str, int] = defaultdict(int)
     idle = synced = 0
     for facts in found.ranks:
@@ -243,7 +243,7 @@ def _rest(shares: Shares) -> Iterator[Finding]:
 
 
 def computing(found: Analysis) -> tuple[tuple[str, float], ...]:
-    """Shares of computing by class of kernel, the largest first; kernels side by side count each on its own."""
+    """Return shares of computing by class of kernel, largest first; concurrent kernels count separately."""
     sums = np.zeros(len(CLASSES))
     for facts in found.ranks:
         if facts.devices and facts.devices[0].device != "host":

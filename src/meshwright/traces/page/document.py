@@ -1,4 +1,4 @@
-"""An analysis as one document of plain values: what --json prints and the page shows. Times are nanoseconds."""
+"""An analysis as one document of plain values, for --json and the page. Times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOST = 100  # rows of each table of a rank
 
 
 def document(found: Analysis) -> dict[str, Any]:
-    """
+    """Return the document of an analysis.
+
     >>> import meshwright as mw
     >>> sorted(document(mw.analyze("tests/data/traces/param/dlrm_8rank", cache=False)))[:4]
     ['clocks', 'collectives', 'computing', 'critical_paths']

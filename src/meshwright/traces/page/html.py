@@ -1,4 +1,4 @@
-"""An analysis as a page of its own: it needs nothing else and opens from the file system."""
+"""An analysis as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.traces.rank.kernel_classes import CLASSES
 from meshwright.traces.reading import Trace, read_trace
 from meshwright.traces.reading.cache.cache import read_cached
 
-# Apart for colour-blind readers; letters and labels say the same.
+# Distinct for colour-blind readers; letters and labels say the same.
 PART_COLOURS = {
     "compute": "#3b6ea8", "transfer": "#c4622d", "waiting": "#e0a458", "bubble": "#8e4585", "copies": "#7d7a2c",
     "host_bound": "#9aa3ad", "idle": "#c9cfd6",
@@ -31,7 +31,7 @@ MOST_STEPS, MOST_RANKS, MOST_ROWS = 200, 256, 50
 
 
 def page(found: Analysis, *, cache: bool = True) -> str:
-    """HTML with the diagnosis, ranks, steps, timeline and tables."""
+    """Return HTML with the diagnosis, ranks, steps, timeline and tables."""
     template = resources.files(__package__).joinpath("assets/analysis.html").read_text("utf-8")
     # "</" would end the script element early, wherever a name contains it.
     return template.replace("__DATA__", json.dumps(_data(found, cache), allow_nan=False).replace("</", "<\\/"))
@@ -74,7 +74,7 @@ def _data(found: Analysis, cache: bool) -> dict[str, Any]:
 
 
 def read_ranks(found: Analysis, ranks: Sequence[int], cache: bool) -> list[tuple[int, Trace]]:
-    """Traces of some ranks, read again."""
+    """Read the traces of some ranks again."""
     by_rank = {facts.rank: facts for facts in found.ranks}
     return [(rank, (read_cached if cache else read_trace)(by_rank[rank].path)) for rank in ranks]
 
@@ -91,7 +91,7 @@ def _rank(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _together(ranks: list[dict[str, Any]], table: str) -> list[list[Any]]:
-    """Rows of all ranks by name: name, count, total, longest p99; the largest total first."""
+    """Return rows of all ranks by name: name, count, total, largest p99; the largest total first."""
     sums: dict[str, list[Any]] = {}
     for told in ranks:
         for row in told[table]:

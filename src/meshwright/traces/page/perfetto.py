@@ -1,4 +1,4 @@
-"""The interesting window of a job as one Chrome trace, for ui.perfetto.dev: some ranks, one step, clocks aligned."""
+"""Export one step of some ranks as a Chrome trace for ui.perfetto.dev, with aligned clocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SHOWN = (
     Category.RUNTIME, Category.DRIVER, Category.PYTHON,
 )  # fmt: skip
 ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.DEVICE_ANNOTATION)
-MOST = 100_000  # events of a rank: a page that opens at once; the shortest on the host are left out first
+MOST = 100_000  # events per rank, for a page that opens at once; the shortest on the host are left out first
 
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a job's time, in nanoseconds since the epoch on the first rank's clock."""
+    """Time window of a job, in nanoseconds since the epoch on the first rank's clock."""
 
     start: int
     end: int
@@ -32,7 +32,10 @@ class Window:
 
 
 def merged(traces: Iterable[tuple[int, Trace]], window: Window, ahead: Mapping[int, int]) -> bytes:
-    """A Chrome trace of what ranks did within a window. `ahead`: nanoseconds by which a rank's clock is ahead."""
+    """Return a Chrome trace of ranks within a window.
+
+    `ahead` is the number of nanoseconds by which each rank's clock is ahead.
+    """
     events: list[dict[str, Any]] = []
     left_out: dict[str, int] = {}
     for rank, trace in traces:
@@ -83,7 +86,7 @@ def _events(rank: int, trace: Trace, rows: Ints, window: Window, ahead: int) -> 
 
 
 def _flows(trace: Trace, rows: Ints) -> dict[int, int]:
-    """Rows of launches and of what they launched, where both are shown, and the number that joins them."""
+    """Return flow numbers by row: they join launches and launched work, if both are shown."""
     launches = rows[np.isin(trace.events.category[rows], (Category.RUNTIME, Category.DRIVER))]
     work = rows[np.isin(trace.events.category[rows], ON_DEVICE[:3])]
     both = np.intersect1d(trace.events.link[launches], trace.events.link[work])

@@ -1,4 +1,4 @@
-"""Facts as plain values, for JSON: times stay whole nanoseconds, what is not known is null."""
+"""Facts as plain values for JSON: times stay whole nanoseconds, unknown values are null."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from meshwright.traces.reading import NONE
 
 
 def plain(value: Any) -> Any:
-    """
+    """Return a value without dataclasses and arrays.
+
     >>> plain({"at": np.array([1, NONE]), "rate": float("nan")})
     {'at': [1, None], 'rate': None}
     """

@@ -1,4 +1,4 @@
-"""SQL over the columns of a job: DuckDB reads the Parquet beside the traces, and facts of all ranks as further tables.
+"""SQL over the columns of a job: DuckDB reads each trace's Parquet cache, and facts of all ranks as tables.
 
 | table | rows |
 |-------|------|
@@ -38,7 +38,7 @@ class Answer:
 
 
 def ask(found: Analysis, query: str) -> Answer:
-    """What a query answers; it sees tables only, and can change nothing."""
+    """Run a query; it sees only the tables, and cannot change anything."""
     try:
         import duckdb
         import pyarrow as pa
@@ -109,7 +109,7 @@ def _kernels(ranks: Sequence[RankFacts]) -> dict[str, Any]:
 
 
 def _together(parts: list[Any]) -> Any:
-    """One column; what is not known is null."""
+    """Join parts into one column; unknown values are null."""
     import pyarrow as pa
 
     values = np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Tables of a report, as words: a terminal prints them, a page shows them."""
+"""Tables of a report as text, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TITLES = {
     "compute": "compute", "transfer": "exposed transfer", "waiting": "waiting for ranks", "bubble": "pipeline bubble",
     "copies": "copies", "host_bound": "host-bound idle", "idle": "other idle",
 }  # fmt: skip
-ROWS = 10  # of a table: the whole is in --json, --html and --sql
+ROWS = 10  # of a table: --json, --html and --sql have all
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; the first columns hold words, the others numbers."""
+    """Table whose first columns hold text, the others numbers."""
 
     title: str
     words: tuple[str, ...]
@@ -36,7 +36,7 @@ class Grid:
 
 
 def collectives(found: Analysis) -> Grid | None:
-    """Collectives by group, kind and size."""
+    """Return the table of collectives by group, kind and size."""
     rows = found.across.table
     if not rows:
         return None
@@ -58,7 +58,7 @@ def collectives(found: Analysis) -> Grid | None:
 
 
 def kernels(found: Analysis) -> Grid | None:
-    """The kernels that take longest, over all ranks."""
+    """Return the table of the longest kernels, over all ranks."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for facts in found.ranks:
         for kernel in facts.kernels:
@@ -77,7 +77,7 @@ def kernels(found: Analysis) -> Grid | None:
 
 
 def by_rank(found: Analysis) -> Grid | None:
-    """Ranks, those with the longest steps first where there are many."""
+    """Return the table of ranks, those with the longest steps first if there are many."""
     parts = found.across.parts
     if len(found.ranks) < 2:
         return None
@@ -94,7 +94,7 @@ def by_rank(found: Analysis) -> Grid | None:
 
 
 def shapes(found: Analysis) -> Grid | None:
-    """What operators of known shape achieve, on the first rank that tells."""
+    """Return the table of rates of operators with known shapes, on the first rank that has them."""
     facts = next((facts for facts in found.ranks if any(row.cost.flops for row in facts.costs.shaped)), None)
     if facts is None:
         return None
@@ -111,7 +111,7 @@ def shapes(found: Analysis) -> Grid | None:
 
 
 def modules(found: Analysis) -> Grid | None:
-    """Which parts of the model take the device's time, on the first rank that tells."""
+    """Return the table of device time by model part, on the first rank that has it."""
     facts = next((facts for facts in found.ranks if facts.modules.kinds), None)
     if facts is None:
         return None
@@ -127,7 +127,7 @@ def modules(found: Analysis) -> Grid | None:
 
 
 def stretches(found: Analysis) -> Grid | None:
-    """Where the device waits longest for its host, on the rank that waits most."""
+    """Return the table of the longest waits for the host, on the rank that waits most."""
     ranks = [facts for facts in found.ranks if facts.devices and facts.devices[0].device != "host"]
     if not ranks:
         return None
@@ -152,7 +152,7 @@ def stretches(found: Analysis) -> Grid | None:
 
 
 def memory(found: Analysis) -> Grid | None:
-    """What held memory at the fullest moment of the fullest rank."""
+    """Return the table of memory holders at the highest peak of any rank."""
     told = [(facts, facts.memory) for facts in found.ranks if facts.memory]
     if not told:
         return None
@@ -171,7 +171,7 @@ def memory(found: Analysis) -> Grid | None:
 
 
 def promised(found: Analysis) -> list[Grid]:
-    """What the plan promised beside what was measured: a table of parts and classes, a column per side and group."""
+    """Return tables of the plan's prediction beside measurements: parts and classes, a column per side and group."""
     made = []
     for group in found.promised.groups if found.promised else ():
         title = f"Predicted and measured: group {group.group} of pipeline {group.pipeline} ({ranks_text(group.ranks)})"

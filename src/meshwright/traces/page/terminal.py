@@ -1,4 +1,4 @@
-"""An analysis as text: what decides the step first, tables after it, and everything that was left out."""
+"""An analysis as text: the diagnosis first, then tables, then everything that was left out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 60  # characters of the bar
-KNOWN = 0.2  # of computing: if shapes tell FLOPs of less, a rate would mislead
+KNOWN = 0.2  # share of computing: with FLOPs for less, a rate would mislead
 
 
 def head(found: Analysis) -> str:
-    """What was read."""
+    """Return a line on what was read."""
     ranks = [facts.rank for facts in found.ranks if facts.rank is not None]
     if not ranks:
         return ", ".join(f"job {job.name}" for job in found.records) or "snapshots of memory"
@@ -38,13 +38,13 @@ def head(found: Analysis) -> str:
 
 
 def bar(shares: Shares) -> str:
-    """The step as a line of letters, one for each part."""
+    """Return the step as a bar of letters, one letter for each part."""
     letters = dict(zip(PARTS, "CTWBMHI", strict=True))
     return "".join(letters[name] * round(shares.parts[name] * WIDTH) for name in PARTS)
 
 
 def lines(found: Analysis) -> Iterator[str]:
-    """Everything above the tables."""
+    """Yield everything above the tables."""
     shares = shares_of(found)
     yield from _records(found)
     yield from _snapshots(found)
@@ -94,9 +94,9 @@ def _clocks(found: Analysis) -> Iterator[str]:
 
 
 def promised_lines(found: Analysis) -> Iterator[str]:
-    """The plan's step beside the measured one, and what would bring them together."""
+    """Yield lines with the plan's step beside the measured one, and suggestions."""
     if found.promised is None or not found.promised.groups:
-        return  # the notes say why
+        return  # the notes give the reason
     step = found.promised.step
     both = f"{seconds(1e9 * step.predicted)}; measured {seconds(1e9 * step.measured)}"
     yield f"the plan promised a step of {both} in the median ({step.ratio:.2f}x)"
@@ -105,16 +105,14 @@ def promised_lines(found: Analysis) -> Iterator[str]:
 
 
 def _records(found: Analysis) -> Iterator[str]:
-    """Jobs that were recorded as operations: what would be without what is slow."""
+    """Yield lines on jobs recorded as operations: their slow-down and its causes."""
     for job in found.records:
         yield f"job {job.name}: {job.workers} workers, {job.steps} steps of {job.measured:.3g} s"
         if job.cause == "worker":
             named = f"{ranks_text(job.ranks)} {'is' if len(job.ranks) == 1 else 'are'} slow"
             yield f"   {named}: it explains {percent(min(job.by_slowest, 1.0))} of a slow-down of {job.slowdown:.2f}x"
         elif job.cause == "stage":
-            share = percent(
-                min(job.by_last_stage, 1.0)
-            )  # without it other steps shrink as well: it may be more than all
+            share = percent(min(job.by_last_stage, 1.0))  # without it other steps shrink as well: it may exceed 100 %
             shares = f"{share} of a slow-down of {job.slowdown:.2f}x goes with the last stage"
             yield f"   stage {job.stage} ({ranks_text(job.ranks)}) has more work than the others: {shares}"
         else:
@@ -131,7 +129,7 @@ def _snapshots(found: Analysis) -> Iterator[str]:
 
 
 def _achieved(found: Analysis) -> Iterator[str]:
-    """FLOP/s over steps, where shapes tell FLOPs; model FLOPs are what operators did, recomputation included."""
+    """Yield FLOP/s over steps, if shapes determine FLOPs; model FLOPs are those of all operators, recompute included."""
     flops = sum(facts.costs.flops for facts in found.ranks)
     whole = int(found.across.parts.length.sum())
     busy = sum(facts.costs.flops_time for facts in found.ranks)
@@ -152,7 +150,7 @@ def _memory(found: Analysis) -> Iterator[str]:
 
 
 def critical_lines(found: Analysis) -> Iterator[str]:
-    """The longest step's path, in words."""
+    """Yield the longest step's critical path in words."""
     if len(found.ranks) < 2 or not found.paths:
         return
     path = max(found.paths, key=lambda path: path.length)
@@ -163,7 +161,7 @@ def critical_lines(found: Analysis) -> Iterator[str]:
 
 
 def notes(found: Analysis) -> Iterator[str]:
-    """What was left out, changed or assumed; equal notes of several ranks together."""
+    """Yield what was left out, changed or assumed; equal notes of several ranks together."""
     for broken in found.broken:
         yield f"skipped {broken.path}: {broken.why}"
     yield from found.promised.notes if found.promised else ()
@@ -185,7 +183,7 @@ def notes(found: Analysis) -> Iterator[str]:
 
 
 def table(grid: Grid) -> Table:
-    """As rich prints it."""
+    """Return a table for rich."""
     from rich.table import Table
 
     made = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""What ranks did within a window, as few enough boxes to draw."""
+"""Timeline of ranks within a window, with few enough boxes to draw."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.traces.rank.device_activity import COMMUNICATES, COPIES, Work, w
 from meshwright.traces.rank.kernel_classes import kernel_class
 from meshwright.traces.reading import Trace
 
-MOST = 3_000  # boxes of a rank's row
+MOST = 3_000  # boxes in a rank's row
 WAITING = "waiting for ranks"
 Ints = NDArray[np.int64]
 
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 def timeline(
     traces: Iterable[tuple[int, Trace]], job: Across, window: Window, ahead: dict[int, int]
 ) -> list[dict[str, Any]]:
-    """Of each rank two rows, computing and copies above communication: boxes [kind, start, end, label] in seconds."""
+    """Return two rows per rank, computing and copies above communication: boxes [kind, start, end, label] in seconds."""
     rows: list[dict[str, Any]] = []
     for rank, trace in traces:
         works = work_of(trace)
@@ -37,7 +37,7 @@ def timeline(
 
 
 def _exchange(job: Across, place: int, window: Window) -> list[list[Any]]:
-    """Each call, what of it is waiting for other ranks apart from the rest."""
+    """Return each call as boxes, with waiting for other ranks separate."""
     aligned = job.aligned
     mine = slice(*aligned.matched.firsts[place : place + 2].tolist())
     begun = job.clocks.origin - window.start
@@ -63,7 +63,7 @@ def _computing(trace: Trace, work: Work, window: Window, shift: int) -> list[lis
 
 
 def _boxes(trace: Trace, work: Work, shift: int) -> list[list[Any]]:
-    """Kernels of the same kind that follow each other closely share a box where there are too many."""
+    """Return boxes of work; if there are too many, kernels of the same kind in close succession share one."""
     names = [trace.texts[number] for number in trace.events.name[work.rows]]
     kinds = [_kind(name, int(kind)) for name, kind in zip(names, work.kind, strict=True)]
     starts, ends = (work.starts + shift) / 1e9, (work.ends + shift) / 1e9
@@ -79,7 +79,7 @@ def _boxes(trace: Trace, work: Work, shift: int) -> list[list[Any]]:
                 boxes.append([kind, start, end, short_name(name), 1])
         if len(boxes) <= MOST or near > 1:
             break
-        near = 1e-6 if not near else near * 4  # seconds of a gap that is too small to be seen
+        near = 1e-6 if not near else near * 4  # seconds of a gap that is too small to see
     return [
         [kind, round(start, 9), round(end, 9), name if count == 1 else f"{count} kernels: {kind}"]
         for kind, start, end, name, count in boxes[:MOST]

@@ -1,4 +1,4 @@
-"""The piece of a job to look at: one step, and the ranks whose comparison tells most."""
+"""Choose the window to look at: one step, and the ranks whose comparison is most informative."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from meshwright.traces.page.perfetto import Window
 from meshwright.traces.page.words import percent
 
 MOST_RANKS = 8
-UNUSUAL = 1.05  # times the median step: an unusual step is looked at, else one from the middle
+UNUSUAL = 1.05  # times the median step: such a step is chosen, else one from the middle
 
 
 def interesting(found: Analysis) -> Window | None:
-    """A window on the common clock; None where nothing worked."""
+    """Return a window on the common clock, or None if nothing worked."""
     parts = found.across.parts
     if not len(parts.numbers) or not parts.present.any():
         return None
@@ -33,7 +33,7 @@ def interesting(found: Analysis) -> Window | None:
 
 
 def _ranks(found: Analysis, step: int) -> list[int]:
-    """Places of the busiest, of who computes least, of who is last most often, then evenly over the rest."""
+    """Return places of the busiest rank, the one that computes least, the one most often last, then an even selection."""
     parts, late = found.across.parts, found.across.aligned.late
     with_step = np.flatnonzero(parts.present[:, step])
     by_compute = with_step[np.argsort(-parts.compute[with_step, step], kind="stable")]
@@ -57,6 +57,6 @@ def _edges(found: Analysis, place: int, number: int) -> tuple[int, int]:
 
 
 def ahead(found: Analysis, place: int) -> int:
-    """Nanoseconds by which a rank's clock is ahead of the common one, at the recording's start."""
+    """Return the nanoseconds by which a rank's clock is ahead of the common one, at the recording's start."""
     clocks = found.across.clocks
     return -int(clocks.since_origin(place, np.array([clocks.origin]))[0])

@@ -1,4 +1,4 @@
-"""Facts as short words."""
+"""Format facts as short text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 def seconds(nanoseconds: float) -> str:
-    """
+    """Format a duration.
+
     >>> seconds(1_234_567_890), seconds(12_300_000), seconds(4_560), seconds(12)
     ('1.23 s', '12.3 ms', '4.56 us', '12 ns')
     """
@@ -22,7 +23,8 @@ def _three(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """
+    """Format a share as a percentage.
+
     >>> percent(0.384), percent(0.0123), percent(0)
     ('38 %', '1.2 %', '0 %')
     """
@@ -30,7 +32,8 @@ def percent(share: float) -> str:
 
 
 def span_of(numbers: Iterable[int]) -> str:
-    """
+    """Format numbers as spans.
+
     >>> span_of([0, 1, 2, 3, 8, 10, 11])
     '0-3, 8, 10-11'
     """
@@ -44,7 +47,8 @@ def span_of(numbers: Iterable[int]) -> str:
 
 
 def ranks_text(numbers: Iterable[int]) -> str:
-    """
+    """Format a list of ranks.
+
     >>> ranks_text([3]), ranks_text([3, 4])
     ('rank 3', 'ranks 3-4')
     """
@@ -53,7 +57,7 @@ def ranks_text(numbers: Iterable[int]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from a file, fit for a terminal: control characters would be obeyed.
+    """Return text from a file without control characters, which a terminal would obey.
 
     >>> printable("gemm\x1b[31m")
     'gemm?[31m'
@@ -62,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def short_name(kernel: str, width: int = 60) -> str:
-    """A kernel's name without what templates and arguments add to it, but for the functor that tells what it does.
+    """Return a kernel's name without templates and arguments, but with the functor that tells what it does.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>(int, float)")
     'at::native::vectorized_elementwise_kernel FillFunctor'

@@ -1,1 +1,1 @@
-"""One rank's trace: where its time and memory went."""
+"""One rank's trace: its time and its memory."""

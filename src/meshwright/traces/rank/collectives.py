@@ -1,4 +1,4 @@
-"""Every collective and message of a rank: what was asked, when it ran, and how much of it was hidden."""
+"""Collectives and messages of a rank: their arguments, their times, and how much was overlapped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.traces.rank.intervals import before, union
 from meshwright.traces.reading import NONE, Category, Trace
 
 Ints = NDArray[np.int64]
-# How libraries, PyTorch and kernels spell a collective; the first that matches names it.
+# Spellings of a collective in libraries, PyTorch and kernels; the first match counts.
 SPELLINGS = {
     "all_to_all": r"all_?to_?all|all2all|dispatch|combine",
     "reduce_scatter": r"reduce_?scatter",
@@ -33,7 +33,7 @@ SPELLINGS = {
 }
 KINDS = (*SPELLINGS, "other")
 POINT_TO_POINT = ("send_recv", "send", "recv")
-BACKEND = re.compile(r"^[nrhm]ccl:")  # what torch.distributed calls that span
+BACKEND = re.compile(r"^[nrhm]ccl:")  # torch.distributed's name of that span
 _SPELLED = {kind: re.compile(spelling, re.IGNORECASE) for kind, spelling in SPELLINGS.items()}
 SIZES = {"float": 4, "int": 4, "long": 8, "double": 8, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1,
          "bool": 1, "complexfloat": 8, "complexdouble": 16}  # fmt: skip
@@ -41,22 +41,22 @@ SIZES = {"float": 4, "int": 4, "long": 8, "double": 8, "half": 2, "bfloat16": 2,
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """One row per call, by start. Texts of groups are in `groups`; times are nanoseconds since the epoch."""
+    """Calls by start, one per row. Texts of groups are in `groups`; times are nanoseconds since the epoch."""
 
-    kind: Ints  # place in KINDS
-    start: Ints  # when this rank arrived: its kernel began
+    kind: Ints  # index into KINDS
+    start: Ints  # arrival of this rank: the start of its kernel
     end: Ints
-    step: Ints  # place among the rank's windows, -1 for none
-    group: Ints  # place in `groups`
-    seq: Ints  # the group's own number of the call, NONE where the profiler does not write it
-    bytes: Ints  # of the whole buffer, as bandwidths are counted: the larger of input and output; NONE where not known
-    size: Ints  # ranks in the group, NONE where not known
-    peer: Ints  # the other rank of a message, NONE where not known
+    step: Ints  # index into the rank's windows, -1 for none
+    group: Ints  # index into `groups`
+    seq: Ints  # the group's own sequence number, NONE if not recorded
+    bytes: Ints  # of the whole buffer, as bandwidths count it: the larger of input and output; NONE if unknown
+    size: Ints  # ranks in the group, NONE if unknown
+    peer: Ints  # the other rank of a message, NONE if unknown
     stream: Ints
-    hidden: Ints  # nanoseconds of it during which something computed
-    computed: Ints  # nanoseconds of computing since the recording began, when it starts: what lies between two calls
+    hidden: Ints  # overlapped nanoseconds of it, during which something computed
+    computed: Ints  # computing from the recording's start to the call's, in ns: differences lie between two calls
     groups: tuple[Group, ...]
-    # When computing ran during calls, as disjoint intervals in order: what part of a wait was hidden can be asked later.
+    # Disjoint intervals of computing during calls, in order: the overlapped part of a wait can be computed later.
     busy_starts: Ints
     busy_ends: Ints
 
@@ -64,22 +64,22 @@ class Calls:
         return len(self.kind)
 
     def computing(self, starts: Ints, ends: Ints) -> Ints:
-        """How much of each interval, which must lie within calls, something computed."""
+        """Return the computing in each interval, all of which must lie within calls."""
         merged = (self.busy_starts, self.busy_ends)
         return before(merged, ends) - before(merged, starts)
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group as the profiler names it."""
+    """Process group as the profiler names it."""
 
-    name: str  # "" where it does not
+    name: str  # "" if unnamed
     description: str
-    ranks: tuple[int, ...]  # () where they are not told
+    ranks: tuple[int, ...]  # () if unknown
 
 
 def kind_of(text: str) -> str:
-    """The collective that a kernel or an operator is called after.
+    """Return the collective that a kernel or an operator is named after.
 
     >>> kind_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)"), kind_of("_allgather_base"), kind_of("nccl:recv 3<-2")
     ('all_reduce', 'all_gather', 'recv')
@@ -88,7 +88,7 @@ def kind_of(text: str) -> str:
 
 
 def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
-    """Calls of one device. `member` says to which step each piece of work belongs."""
+    """Return the calls of one device. `member` is the step of each piece of work."""
     chosen = np.flatnonzero(work.kind == COMMUNICATES)
     rows, launch = work.rows[chosen], work.launch[chosen]
     told = _records(trace, rows, launch)
@@ -127,7 +127,7 @@ def calls_of(trace: Trace, work: Work, member: Ints) -> Calls:
 
 
 def _peer(source: Ints, target: Ints, rank: int | None) -> Ints:
-    """The other side of a message: PyTorch tells it alone, others tell both.
+    """Return the other side of a message: PyTorch records only that, others record both sides.
 
     >>> _peer(np.array([3, 2, 2]), np.array([NONE, 3, NONE]), 2).tolist() == [3, 3, 2]
     True
@@ -139,7 +139,7 @@ def _peer(source: Ints, target: Ints, rank: int | None) -> Ints:
 
 
 def _records(trace: Trace, rows: Ints, launch: Ints) -> Ints:
-    """The row of `trace.collectives` that tells of each kernel: its own, or that of the operator it was launched in."""
+    """Return each kernel's row in `trace.collectives`: its own, or that of the operator that launched it."""
     asked = trace.collectives
     told = np.full(len(rows), -1)
     if not len(asked.row) or not len(rows):
@@ -160,7 +160,10 @@ def _records(trace: Trace, rows: Ints, launch: Ints) -> Ints:
 
 
 def _kinds(trace: Trace, rows: Ints, told: Ints, launch: Ints) -> Ints:
-    """By the record, by the backend's span around the launch, by the kernel's name: all-to-all is SendRecv to NCCL."""
+    """Return the kind from the record, the backend's span around the launch, or the kernel's name.
+
+    All-to-all is SendRecv to NCCL.
+    """
     words = trace.events.name[rows].astype(np.int64)
     named = np.array([BACKEND.match(text) is not None for text in trace.texts], np.bool_)
     spans = trace.complete(Category.ANNOTATION, Category.OPERATOR)
@@ -174,7 +177,7 @@ def _kinds(trace: Trace, rows: Ints, told: Ints, launch: Ints) -> Ints:
 
 
 def _around(trace: Trace, spans: Ints, times: Ints) -> Ints:
-    """The place among some events of the last to begin before each time, if it then still lasted; -1 otherwise."""
+    """Return the last event to begin before each time, if it still lasts then; -1 otherwise."""
     if not len(spans):
         return np.full(len(times), -1)
     order = np.argsort(trace.events.ts[spans], kind="stable")
@@ -204,7 +207,7 @@ def _groups(trace: Trace, told: Ints) -> tuple[tuple[Group, ...], Ints]:
 
 
 def _listed(trace: Trace) -> dict[str, tuple[int, ...]]:
-    """Members of groups that the file's header lists: events shorten long lists."""
+    """Return the members of groups that the file's header lists: events shorten long lists."""
     told = trace.header.get("distributedInfo")
     listed = told.get("pg_config") if isinstance(told, dict) else None
     return {
@@ -215,7 +218,7 @@ def _listed(trace: Trace) -> dict[str, tuple[int, ...]]:
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
-    """A list of ranks as the profiler writes it; none where it was shortened.
+    """Parse a list of ranks as the profiler writes it; empty if it was shortened.
 
     >>> numbers_in("[0, 4, 8]"), numbers_in("[0, 1, 2, ..., 511]")
     ((0, 4, 8), ())
@@ -226,7 +229,7 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 
 def _from_inputs(trace: Trace, rows: Ints) -> Ints:
-    """Bytes of the first input of spans that tell only that, as those of gloo do; NONE elsewhere."""
+    """Return bytes of the first input of spans that record only that, as those of gloo; NONE elsewhere."""
     told = trace.operators
     if not len(told.row) or not len(rows):
         return np.full(len(rows), NONE)
@@ -241,7 +244,8 @@ def _from_inputs(trace: Trace, rows: Ints) -> Ints:
 
 
 def _input_bytes(dims: str, types: str) -> int:
-    """
+    """Return the bytes of the first input.
+
     >>> _input_bytes("[[3, 5]]", '["float"]'), _input_bytes("", "")
     (60, -9223372036854775808)
     """
@@ -253,16 +257,16 @@ def _input_bytes(dims: str, types: str) -> int:
 
 
 def _numbered(text: str) -> int:
-    """Bytes of types that say their width: Float8_e4m3fn, Int8, UInt16."""
+    """Return the bytes of types that contain their width: Float8_e4m3fn, Int8, UInt16."""
     found = re.match(r"(?:float|u?int)(\d+)", text, re.IGNORECASE)
     return int(found[1]) // 8 if found else 0
 
 
 def _within(merged: tuple[Ints, Ints], spans: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """What of disjoint, sorted intervals lies within others."""
+    """Return the intersection of two sets of disjoint, sorted intervals."""
     if not len(merged[0]) or not len(spans[0]):
         return merged[0][:0], merged[1][:0]
-    edges = np.sort(np.concatenate([*merged, *spans]))  # np.unique would hash what is all but distinct
+    edges = np.sort(np.concatenate([*merged, *spans]))  # np.unique would hash values that are almost all distinct
     edges = edges[np.append(True, edges[1:] != edges[:-1])]
     keep = _covers(merged, edges[:-1]) & _covers(spans, edges[:-1])
     return union(edges[:-1][keep], edges[1:][keep])

@@ -1,4 +1,4 @@
-"""Which kernels move data between devices, by their names."""
+"""Recognise kernels that move data between devices, by their names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from meshwright.traces.reading import Category, Trace
 
-# Libraries; collectives written by hand (custom and symmetric-memory all-reduces of vLLM, SGLang, TensorRT-LLM,
-# FlashInfer, PyTorch); dispatch and combine of experts (DeepEP, MORI). Kernels that TorchInductor fused carry the names
+# Libraries; hand-written collectives (custom and symmetric-memory all-reduces of vLLM, SGLang, TensorRT-LLM,
+# FlashInfer, PyTorch); dispatch and combine of experts (DeepEP, MORI). Fused kernels of TorchInductor carry the names
 # of their neighbours, and reductions inside one block or warp are called "all reduce" too: both are compute.
 COMMUNICATION = re.compile(
     r"^(?!triton_[a-z]+_fused)(?:.*?)(?:"
@@ -25,7 +25,8 @@ COMMUNICATION = re.compile(
 
 
 def communicates(name: str) -> bool:
-    """
+    """Return True if a kernel's name is that of communication.
+
     >>> communicates("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), communicates("multimem_all_reduce_kernel<bf16, 4>")
     (True, True)
     >>> communicates("void at::native::reduce_kernel<512, 1>"), communicates("triton_poi_fused_all_gather_add_0")
@@ -37,7 +38,7 @@ def communicates(name: str) -> bool:
 
 
 def communication_kernels(trace: Trace, pattern: re.Pattern[str] = COMMUNICATION) -> NDArray[np.bool_]:
-    """Which events are kernels that communicate: by name, or because they say which collective they are."""
+    """Return True for kernels that communicate: by name, or because they record their collective."""
     kernels = np.flatnonzero(trace.events.category == Category.KERNEL)
     names = trace.events.name[kernels]
     named = np.zeros(len(trace.texts), np.bool_)
@@ -52,5 +53,5 @@ def communication_kernels(trace: Trace, pattern: re.Pattern[str] = COMMUNICATION
 
 @lru_cache(1 << 14)
 def _matches(pattern: re.Pattern[str], name: str) -> bool:
-    """Kept: names are long, and the same in all ranks."""
+    """Match a name, with a cache: names are long, and the same on all ranks."""
     return pattern.search(name) is not None

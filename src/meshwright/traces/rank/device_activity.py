@@ -1,4 +1,4 @@
-"""What a rank worked on: kernels and copies of its devices, or operators where only the host was recorded."""
+"""Work of a rank: kernels and copies of its devices, or operators if only the host was recorded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshwright.traces.rank.communication_kernels import COMMUNICATION, communic
 from meshwright.traces.reading import NONE, Category, Trace
 
 COMPUTE, COMMUNICATES, COPIES = 0, 1, 2
-HOST = "host"  # what the device is called where operators stand for kernels
-# What backends of torch.distributed call the span in which they exchange data on the host.
+HOST = "host"  # name of the device if operators stand for kernels
+# Names of the spans in which backends of torch.distributed exchange data on the host.
 ON_HOST = re.compile(r"^(?:gloo|mpi|ucc):")
 Ints = NDArray[np.int64]
 
@@ -23,25 +23,25 @@ Ints = NDArray[np.int64]
 class Work:
     """Rows of the trace's events, by start; times in nanoseconds on the trace's own clock."""
 
-    device: int | float | str | None  # how the trace calls the device, or HOST
+    device: int | float | str | None  # the trace's name of the device, or HOST
     rows: Ints
     starts: Ints
     ends: Ints
     kind: Ints  # COMPUTE, COMMUNICATES or COPIES
-    launch: Ints  # when the host began the call that issued it, NONE where that was not recorded
-    issued: Ints  # when that call returned
+    launch: Ints  # start of the host's call that issued it, NONE if not recorded
+    issued: Ints  # end of that call
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def some(self, chosen: NDArray[np.bool_] | Ints) -> Work:
-        """The part of it that is chosen, as arrays are indexed."""
+        """Return chosen rows, with NumPy's indexing."""
         columns = ("rows", "starts", "ends", "kind", "launch", "issued")
         return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
 
 def work_of(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> tuple[Work, ...]:
-    """Work of each device, the busiest first; of the host where no device was recorded.
+    """Return the work of each device, the busiest first; of the host if no device was recorded.
 
     >>> from meshwright.traces.reading import read_trace
     >>> [(work.device, len(work)) for work in work_of(read_trace("tests/data/traces/hta/triton_example.json.gz"))]
@@ -64,7 +64,7 @@ def work_of(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> tup
 
 
 def _on_host(trace: Trace) -> tuple[Work, ...]:
-    """Operators compute, a backend's own spans communicate."""
+    """Return operators as computing, and a backend's own spans as communication."""
     exchanges = np.array([ON_HOST.match(text) is not None for text in trace.texts], np.bool_)
     rows = trace.complete(Category.OPERATOR, Category.ANNOTATION)
     talks = exchanges[trace.events.name[rows]]
@@ -80,7 +80,7 @@ def _on_host(trace: Trace) -> tuple[Work, ...]:
 
 
 def launches(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
-    """When the host began and ended the calls that issued some rows of device work; NONE where that was not recorded."""
+    """Return start and end of the host's calls that issued device work; NONE if not recorded."""
     events = trace.events
     calls = trace.complete(Category.RUNTIME, Category.DRIVER)
     calls = calls[events.link[calls] != NONE]

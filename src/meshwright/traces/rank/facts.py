@@ -1,6 +1,6 @@
-"""Everything that is kept of one rank: small enough that a thousand ranks fit into memory, enough for every question.
+"""Facts of one rank: small enough to keep a thousand ranks in memory, and enough for every question.
 
-A worker process reads a trace, takes these facts and forgets the trace.
+A worker process reads a trace, extracts these facts and drops the trace.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ UNSEEN = Note("no work of its device was recorded, or it was cut off: operators 
 
 @dataclass(frozen=True, eq=False)
 class DeviceFacts:
-    """One device of a rank, or its host where no device was recorded."""
+    """Facts of one device of a rank, or of its host if no device was recorded."""
 
     device: int | float | str | None
     windows: Windows
     calls: Calls
     launches: Launches
-    by_class: NDArray[np.int64]  # [step, place in CLASSES]: nanoseconds of kernels that compute, each on its own
-    launched: NDArray[np.int64]  # [step, place in CLASSES]: how many of them
+    by_class: NDArray[np.int64]  # [step, index into CLASSES]: ns of kernels that compute, concurrent ones added
+    launched: NDArray[np.int64]  # [step, index into CLASSES]: how many of them
 
 
 @dataclass(frozen=True, eq=False)
 class RankFacts:
-    """What one file says."""
+    """Facts of one file."""
 
     path: str
     rank: int | None
     rank_from: str
     world_size: int | None
-    host: str  # the machine's name, "" where the file does not tell
+    host: str  # the machine's name, "" if unknown
     device_name: str
     base_ns: int
     events: int
     text_bytes: int
     breakdown: Breakdown
-    devices: tuple[DeviceFacts, ...]  # the busiest first; none where nothing worked
+    devices: tuple[DeviceFacts, ...]  # the busiest first; none if nothing worked
     kernels: tuple[Kernel, ...]
     operators: tuple[Kernel, ...]  # time on the host
-    costs: Operators  # of operators: time on the device, and what their shapes ask for
+    costs: Operators  # of operators: time on the device, and the work that their shapes imply
     modules: Modules
-    peak: Peak | None  # of memory; None where allocations were not recorded
-    memory: Held | None  # who held it then
+    peak: Peak | None  # of memory; None if allocations were not recorded
+    memory: Held | None  # holders of memory at the peak
     notes: tuple[Note, ...]
 
 
 def digest(trace: Trace) -> RankFacts:
-    """The facts of a trace.
+    """Return the facts of a trace.
 
     >>> from meshwright.traces.reading import read_trace
     >>> facts = digest(read_trace("tests/data/traces/hta/triton_example.json.gz"))
@@ -125,7 +125,7 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...], host: Issued) -> 
 
 
 def _alone(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Operators contain each other: what each takes outside of those within it."""
+    """Return each operator's own time, without that of nested operators."""
     found = nest(trace, rows)
     order = np.argsort(rows)
     alone = np.zeros(len(rows), np.int64)

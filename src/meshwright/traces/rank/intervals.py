@@ -1,4 +1,4 @@
-"""Sets of time as sorted, disjoint intervals [start, end): what was busy, and for how long."""
+"""Sets of time as sorted, disjoint intervals [start, end)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Ints = NDArray[np.int64]
 
 
 def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Intervals merged where they overlap or touch.
+    """Return the union of intervals: those that overlap or touch are merged.
 
     >>> starts, ends = union(np.array([5, 0, 2]), np.array([6, 3, 4]))
     >>> starts.tolist(), ends.tolist()
@@ -17,7 +17,7 @@ def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """
     if not len(starts):
         return starts, ends
-    if (starts[1:] < starts[:-1]).any():  # work is nearly always in order
+    if (starts[1:] < starts[:-1]).any():  # work is almost always sorted
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
     ends = np.maximum.accumulate(ends)
@@ -26,7 +26,7 @@ def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def length(starts: Ints, ends: Ints) -> int:
-    """How long the union of intervals is.
+    """Return the length of the union of intervals.
 
     >>> length(np.array([0, 2]), np.array([3, 4]))
     4
@@ -36,7 +36,7 @@ def length(starts: Ints, ends: Ints) -> int:
 
 
 def before(merged: tuple[Ints, Ints], times: Ints) -> Ints:
-    """How much of disjoint, sorted intervals lies before each time.
+    """Return how much of disjoint, sorted intervals lies before each time.
 
     >>> before((np.array([0, 5]), np.array([4, 6])), np.array([-1, 2, 4, 9])).tolist()
     [0, 2, 4, 5]
@@ -49,7 +49,7 @@ def before(merged: tuple[Ints, Ints], times: Ints) -> Ints:
 
 
 def gaps(merged: tuple[Ints, Ints], start: int, end: int) -> tuple[Ints, Ints]:
-    """What [start, end) has beside disjoint, sorted intervals.
+    """Return the gaps between disjoint, sorted intervals in [start, end).
 
     >>> starts, ends = gaps((np.array([0, 5]), np.array([4, 6])), 2, 9)
     >>> starts.tolist(), ends.tolist()

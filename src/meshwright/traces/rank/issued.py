@@ -1,4 +1,4 @@
-"""Which operator of the host issued which work of a device."""
+"""Find the host operator that issued each piece of device work."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Issued:
-    """Work of all devices of a trace, and where on the host it came from."""
+    """Work of all devices of a trace, with its origin on the host."""
 
     operators: Nest
     threads: Ints  # the number of each track's thread
     rows: Ints  # of kernels, copies and fills
     time: Ints  # nanoseconds of each
-    thread: Ints  # that called the runtime for it, -1 where the call was not recorded
-    called: Ints  # when it did
-    operator: Ints  # the place in `operators` of the innermost one around that call, -1 for none
+    thread: Ints  # thread that called the runtime for it, -1 if not recorded
+    called: Ints  # time of that call
+    operator: Ints  # index into `operators` of the innermost one around that call, -1 for none
 
 
 def issued(trace: Trace) -> Issued:
-    """Work -> call by correlation -> operator by External id, else by time and thread.
+    """Link work to its call by correlation, and the call to its operator by External id, else by time and thread.
 
     >>> from meshwright.traces.reading import read_trace
     >>> trace = read_trace("tests/data/traces/hta/triton_example.json.gz")
@@ -45,14 +45,14 @@ def issued(trace: Trace) -> Issued:
     called[known] = events.ts[call[known]]
     place[known] = operators.innermost(thread[known], called[known])
     told = _told(trace, operators, rows, call)
-    # Old files write the correlation as the External id of calls that are linked to nothing: time decides then.
+    # Old files write the correlation as the External id of calls that are linked to nothing; then time decides.
     by_id = (told >= 0) & ((place < 0) | (events.external[rows] != events.link[rows]))
     place[by_id] = told[by_id]
     return Issued(operators, threads, rows, events.dur[rows], thread, called, place)
 
 
 def calls_for(trace: Trace, rows: Ints) -> Ints:
-    """The row of the call of the runtime that launched each row of device work, -1 where it was not recorded."""
+    """Return the row of the runtime call that launched each row of device work, -1 if not recorded."""
     events = trace.events
     calls = trace.complete(Category.RUNTIME, Category.DRIVER)
     calls = calls[events.link[calls] != NONE]
@@ -60,7 +60,7 @@ def calls_for(trace: Trace, rows: Ints) -> Ints:
 
 
 def _told(trace: Trace, operators: Nest, rows: Ints, call: Ints) -> Ints:
-    """The operator that has the External id of some work, or of the call that launched it."""
+    """Return the operator with the External id of some work, or of the call that launched it."""
     external = trace.events.external
     wanted = external[rows].copy()
     from_call = (wanted == NONE) & (call >= 0)
@@ -72,7 +72,7 @@ def _told(trace: Trace, operators: Nest, rows: Ints, call: Ints) -> Ints:
 
 
 def _match(keys: Ints, values: Ints, wanted: Ints) -> Ints:
-    """The value of the first key that equals each wanted one, -1 for none."""
+    """Return the value of the first key that equals each wanted one, -1 for none."""
     if not len(keys):
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")

@@ -1,4 +1,4 @@
-"""What kind of computing a kernel does, by its name: enough to say that products are slow, or that pointwise work is."""
+"""Classify kernels that compute by their names, to tell slow products from slow pointwise work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from meshwright.traces.distinct import distinct
 from meshwright.traces.reading import Trace
 
-# The first that matches names the kernel. Libraries: cuBLAS, cuBLASLt, CUTLASS, Tensile, hipBLASLt, cuDNN, MIOpen,
-# FlashAttention, Triton as TorchInductor names it, PyTorch's own kernels, CANN.
+# The first match counts. Libraries: cuBLAS, cuBLASLt, CUTLASS, Tensile, hipBLASLt, cuDNN, MIOpen, FlashAttention,
+# Triton as TorchInductor names it, PyTorch's own kernels, CANN.
 PATTERNS = {
     "attention": r"scaled_dot_product|flash|fmha|attention|sdpa|_attn|paged",
     "convolution": r"conv|winograd|implicit_gemm|im2col|dgrad|wgrad|fprop",
@@ -29,9 +29,10 @@ CLASSES = (*PATTERNS, "other")
 _COMPILED = {label: re.compile(pattern, re.IGNORECASE) for label, pattern in PATTERNS.items()}
 
 
-@lru_cache(1 << 14)  # names are long, and the same in all ranks
+@lru_cache(1 << 14)  # names are long, and the same on all ranks
 def kernel_class(name: str) -> str:
-    """
+    """Return the class of a kernel.
+
     >>> kernel_class("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"), kernel_class("triton_poi_fused_add_0")
     ('product', 'pointwise')
     >>> kernel_class("void at::native::reduce_kernel<512, 1>"), kernel_class("my_kernel")
@@ -44,7 +45,7 @@ def kernel_class(name: str) -> str:
 
 
 def classes_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The place in CLASSES of each of some names (numbers into the trace's texts)."""
+    """Return the index into CLASSES of each name (numbers into the trace's texts)."""
     place = np.full(len(trace.texts), -1, np.int64)
     for number in distinct(names):
         place[number] = CLASSES.index(kernel_class(trace.texts[number]))

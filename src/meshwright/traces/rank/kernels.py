@@ -1,4 +1,4 @@
-"""How often each kernel ran and how long it took."""
+"""Count and time of each kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BITS = 32  # for durations: 4.3 s in nanoseconds
 
 @dataclass(frozen=True)
 class Kernel:
-    """All runs of one kernel; times in nanoseconds. Runs side by side count each on its own."""
+    """All runs of one kernel; times in nanoseconds. Concurrent runs count separately."""
 
     name: str
     count: int
@@ -32,7 +32,7 @@ class Kernel:
 
 
 def _in_order(names: NDArray[np.int32], durations: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """By name, then duration: as one number of both, which sorts five times as fast, where durations leave room for it."""
+    """Sort by name, then duration: as one number of both, which is five times as fast, if durations are short enough."""
     if len(durations) and durations.max() < 1 << BITS:
         keys = np.sort((names.astype(np.int64) << BITS) + durations)
         return keys >> BITS, keys & ((1 << BITS) - 1)
@@ -41,7 +41,7 @@ def _in_order(names: NDArray[np.int32], durations: NDArray[np.int64]) -> tuple[N
 
 
 def kernel_table(trace: Trace, *categories: Category) -> tuple[Kernel, ...]:
-    """Kernels, or events of other categories, by total time, longest first."""
+    """Return kernels, or events of other categories, by total time, longest first."""
     rows = trace.complete(*(categories or (Category.KERNEL,)))
     names, durations = _in_order(trace.events.name[rows], trace.events.dur[rows])
     firsts = np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Which of the spans of a thread encloses which: operators within operators, modules within modules."""
+"""Nesting of a thread's spans: operators within operators, modules within modules."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from meshwright.traces.distinct import distinct
 from meshwright.traces.reading import Trace
 
 Ints = NDArray[np.int64]
-ROUNDS = 8  # of cutting spans that cross; files have hardly any
+ROUNDS = 8  # maximum rounds of cutting spans that cross; files have hardly any
 
 
 @dataclass(frozen=True, eq=False)
 class Nest:
-    """Spans by thread, then start, the longer first where two start at once; times in nanoseconds."""
+    """Spans by thread, then start, the longer first if starts are equal; times in nanoseconds."""
 
     rows: Ints  # of the trace's events
     thread: Ints
     starts: Ints
-    ends: Ints  # never after the end of the span around it
-    parent: Ints  # the place of the innermost span around it, -1 for none
-    last: Ints  # one more than the place of the last span inside: those within place i are i + 1 ... last[i] - 1
+    ends: Ints  # at most the end of the span around it
+    parent: Ints  # index of the innermost span around it, -1 for none
+    last: Ints  # one more than the index of the last span inside: those within span i are i + 1 ... last[i] - 1
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def innermost(self, threads: Ints, times: Ints) -> Ints:
-        """The place of the innermost span of a thread that is open at each time, -1 for none."""
+        """Return the index of a thread's innermost span that is open at each time, -1 for none."""
         found = np.full(len(times), -1)
         for thread in distinct(threads):
             first, stop = np.searchsorted(self.thread, [thread, thread + 1])
@@ -47,13 +47,13 @@ class Nest:
         return found
 
     def within(self, values: NDArray[np.float64] | Ints) -> NDArray[np.float64]:
-        """Of a value of each span: its sum over the span and all that is inside."""
+        """Return a value's sum over each span and all that is inside."""
         whole = np.append(0, np.cumsum(values, dtype=np.float64))
         inside: NDArray[np.float64] = whole[self.last] - whole[:-1]
         return inside
 
     def alone(self) -> Ints:
-        """Nanoseconds of each span that are in no span inside it."""
+        """Return the nanoseconds of each span outside of nested spans."""
         spans = self.ends - self.starts
         held = np.flatnonzero(self.parent >= 0)
         children = np.bincount(self.parent[held], spans[held], minlength=len(self))
@@ -61,7 +61,7 @@ class Nest:
 
 
 def nest(trace: Trace, rows: Ints, threads: Ints | None = None) -> Nest:
-    """How some of a trace's events lie in each other. What sticks out of the span around it is cut off at its end.
+    """Nest some of a trace's events. Spans that extend beyond the enclosing one are cut off at its end.
 
     >>> from meshwright.traces.reading import Category, read_trace
     >>> trace = read_trace("tests/data/traces/hta/triton_example.json.gz")
@@ -70,8 +70,8 @@ def nest(trace: Trace, rows: Ints, threads: Ints | None = None) -> Nest:
     """
     thread = (threads_of(trace) if threads is None else threads)[trace.events.track[rows]]
     starts = trace.events.ts[rows]
-    stops = starts + np.maximum(trace.events.dur[rows], 1)  # a span of no length is open for a moment
-    # Threads one after the other on one line of time: then one search serves all.
+    stops = starts + np.maximum(trace.events.dur[rows], 1)  # a span without length is open for a moment
+    # Threads are put one after the other on one time axis: then one search serves all.
     shift = thread * int(stops.max() - starts.min()) if len(rows) else thread
     order = _in_order(starts + shift, stops)
     rows, thread, shift = rows[order], thread[order], shift[order]
@@ -82,8 +82,11 @@ def nest(trace: Trace, rows: Ints, threads: Ints | None = None) -> Nest:
 
 
 def _in_order(starts: Ints, stops: Ints) -> Ints:
-    """By start, the longer first, then as they came. Files have a thread's spans all but in order, which costs a stable
-    sort nothing; those that start at once are few, and sorted once more."""
+    """Sort by start, the longer first, then by input order.
+
+    A thread's spans are almost sorted in files, which makes a stable sort cheap. The few with equal starts are sorted
+    again.
+    """
     order = np.argsort(starts, kind="stable")
     ordered = starts[order]
     same = ordered[1:] == ordered[:-1]
@@ -94,14 +97,14 @@ def _in_order(starts: Ints, stops: Ints) -> Ints:
 
 
 def threads_of(trace: Trace) -> Ints:
-    """A number for the thread of each track: files of 2021 write a thread's number as a text in some of their events."""
+    """Return a thread number for each track: files of 2021 write it as text in some of their events."""
     keys = [(str(track.pid), str(track.tid)) for track in trace.tracks]
     place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([place[key] for key in keys], np.int64)
 
 
 def _compiled(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
-    """The parent of each span, where it ends at the latest, and one more than the place of the last span inside."""
+    """Return the parent of each span, its latest end, and one more than the index of the last span inside."""
     stops = stops.copy()
     parent, last, room = (np.empty(len(starts), np.int64) for _ in range(3))
     _library().enclose(len(starts), *(column.ctypes.data for column in (starts, stops, parent, last, room)))
@@ -110,7 +113,7 @@ def _compiled(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
 
 @cache
 def _library() -> Any:
-    """nesting.c; None where it cannot be built, of which whoever read the trace has told."""
+    """Return the library of nesting.c, or None if it cannot be built, which the reader of the trace has reported."""
     try:
         made = packaged("meshwright.traces.rank._nesting")
     except BuildError:
@@ -121,17 +124,17 @@ def _library() -> Any:
 
 
 def _portable(starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints]:
-    """The same where nothing is compiled."""
+    """Return the result of `_compiled` without compiled code."""
     parent, stops = _parents(starts, stops)
     last = np.searchsorted(starts, stops)
     return parent, stops, np.maximum(last, np.arange(1, len(starts) + 1))
 
 
 def _parents(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-    """The parent of each span, and where it ends at the latest.
+    """Return the parent of each span, and its latest end.
 
-    A span's depth is how many have begun before it and not stopped; its parent is the last before it that is one less
-    deep. Spans that cross are cut, and depths counted again.
+    A span's depth is the number of spans that have begun before it and not ended. Its parent is the last one before it
+    with a depth one less. Spans that cross are cut, and depths counted again.
     """
     place, stops = np.arange(len(starts)), stops.copy()
     for _ in range(ROUNDS):
@@ -149,7 +152,7 @@ def _parents(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
 
 
 def _inside(parent: Ints, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether any span around each is marked."""
+    """Return True if any span around each is marked."""
     found: NDArray[np.bool_] = (parent >= 0) & marked[parent]
     while ((further := found | ((parent >= 0) & found[parent])) != found).any():
         found = further
@@ -157,7 +160,7 @@ def _inside(parent: Ints, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _one_by_one(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-    """The same for spans that cross in long chains."""
+    """Return the result of `_parents` for spans that cross in long chains."""
     parent = np.full(len(starts), -1)
     open_places: list[int] = []
     for place, start in enumerate(starts.tolist()):

@@ -1,4 +1,4 @@
-"""Profiler traces as columns: `read_trace` is the way in, `read_cached` the shorter one the second time."""
+"""Profiler traces as columns: `read_trace` reads a file, `read_cached` prefers its cache."""
 
 from meshwright.traces.reading.cache.cache import read_cached
 from meshwright.traces.reading.categories import Category

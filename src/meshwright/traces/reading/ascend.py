@@ -1,8 +1,12 @@
-"""Traces of Ascend's profiler (torch_npu, `trace_view.json`): what an event is, is told by the process it is listed under.
+"""Traces of Ascend's profiler (torch_npu, `trace_view.json`), with events classified by the listed process.
 
-Device work has no `cat` there. `Ascend Hardware` lists tasks by stream, `Communication` (formerly `HCCL`) the collectives
-of the same device, and below them the steps of each, which are no further work; `CANN` lists calls of the runtime. Flows
-called HostToDevice lead from such a call to the task it launched. `Overlap Analysis` says again what can be computed.
+Device work has no `cat` there.
+
+- `Ascend Hardware` lists tasks by stream.
+- `Communication` (formerly `HCCL`) lists the collectives of the same device, and below them the steps of each, which
+  are no further work.
+- `CANN` lists calls of the runtime; flows called HostToDevice lead from such a call to the task it launched.
+- `Overlap Analysis` repeats what can be computed.
 """
 
 from __future__ import annotations
@@ -18,21 +22,21 @@ from meshwright.traces.reading.columns import NONE
 from meshwright.traces.reading.trace import Trace, Track
 
 HARDWARE, COMMUNICATION, RUNTIME, HOST = "Ascend Hardware", ("Communication", "HCCL"), "CANN", "Python"
-# Tasks that a stream passes without working, and those that only copy.
+# Tasks without work on a stream, and those that only copy.
 WAIT = re.compile(r"(?:CAPTURE_)?(?:EVENT|NOTIFY|MODEL|LABEL|STREAM|WRITE_VALUE|PLACE_HOLDER|PROFILER)(?:_\w+)?$")
 COPY = re.compile(r"(?:MEMCPY|SDMA|PCIE_DMA)", re.I)
 COLLECTIVE = re.compile(r"hcom", re.I)
 STEP = re.compile(r"ProfilerStep#")
-LONGEST = 1 << 44  # ns: 4.9 hours, longer than any trace; places of flows are told by track and time in one number
+LONGEST = 1 << 44  # ns: 4.9 hours, longer than any trace; flows are keyed by track and time in one number
 
 
 def is_ascend(trace: Trace) -> bool:
-    """Whether a trace lists the hardware of Ascend."""
+    """Return True if a trace lists hardware of Ascend."""
     return HARDWARE in trace.texts and HARDWARE in processes(trace).values()
 
 
 def processes(trace: Trace) -> dict[int | float | str | None, str]:
-    """What processes are called, by their pid."""
+    """Return the names of processes by pid."""
     names = trace.events.name[trace.labels.row]
     return {
         trace.tracks[trace.events.track[row]].pid: trace.texts[label]
@@ -42,7 +46,7 @@ def processes(trace: Trace) -> dict[int | float | str | None, str]:
 
 
 def refined(trace: Trace) -> Trace:
-    """The trace with categories for all its events, and with collectives on the device that they ran on."""
+    """Return the trace with categories for all its events, and with collectives moved to their device."""
     called = processes(trace)
     process = np.array([_kind(called.get(track.pid, "")) for track in trace.tracks])[trace.events.track]
     rows = np.flatnonzero((trace.events.phase == ord("X")) & (trace.events.category == Category.OTHER))
@@ -68,7 +72,7 @@ def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
 
 
 def _one_device(trace: Trace, called: dict[int | float | str | None, str]) -> Trace:
-    """Collectives are listed under a process of their own: to the device they are one more stream."""
+    """Move collectives, which are listed under a process of their own, to a stream of their device."""
     devices = [pid for pid, name in called.items() if name == HARDWARE]
     if len(devices) != 1:
         return trace
@@ -80,7 +84,7 @@ def _one_device(trace: Trace, called: dict[int | float | str | None, str]) -> Tr
 
 
 def _linked(trace: Trace) -> Trace:
-    """Flows begin and end where the two events begin that they connect: these get the flow's id."""
+    """Link the events at the two ends of each flow: both get the flow's id."""
     events = trace.events
     flows = _named(trace, re.compile("HostToDevice"))[events.name]
     link = events.link.copy()

@@ -1,4 +1,4 @@
-"""From what a scanner found to a trace: texts decoded, categories named, what was left out written down."""
+"""Build a trace from a scanner's columns: decode texts, map categories, note what was left out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshwright.traces.reading.ranks import rank_of
 from meshwright.traces.reading.trace import Note, Trace, Track
 
 T = TypeVar("T", str, Track)
-PIECE = 1 << 16  # rows at a time
+PIECE = 1 << 16  # rows per chunk
 
 
 def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note], text_bytes: int) -> Trace:
-    """The trace of a file's header and columns."""
+    """Build the trace of a file from its header and columns."""
     columns = scanned.columns
     decoded = [_decoded(raw) for raw in scanned.texts] + [_list(raw) for raw in scanned.lists]
     texts, number_of = _distinct([text for text, _ in decoded])
@@ -67,7 +67,7 @@ def build(path: str, header: dict[str, Any], scanned: Scanned, notes: list[Note]
 
 
 def _wrong(scanned: Scanned, numbers: list[int]) -> int:
-    """How many of these texts an event has: one that was left out may have brought some as well."""
+    """Return how many of these texts are used by events: a dropped event may have brought some as well."""
     if not numbers:
         return 0
     used = np.zeros(len(scanned.texts) + len(scanned.lists), np.bool_)
@@ -91,7 +91,7 @@ def _notes(scanned: Scanned, wrong: int) -> list[Note]:
 
 
 def _untold(scanned: Scanned, texts: list[str]) -> list[Note]:
-    """Events that do not say what they are: no figure counts them."""
+    """Return notes on events without a category: nothing counts them."""
     columns = scanned.columns
     no_phase, complete = int((columns.phase == 0).sum()), columns.phase == ord("X")
     unnamed = np.array([not text for text in texts], np.bool_)
@@ -106,7 +106,7 @@ def _untold(scanned: Scanned, texts: list[str]) -> list[Note]:
 
 
 def _table(kind: type[Any], columns: tuple[NDArray[Any], ...], number_of: NDArray[np.int32], lists: int) -> Any:
-    """Texts by their final numbers; those of lists come from `lists` on."""
+    """Return a table with final text numbers; those of lists start at `lists`."""
     row, *others = columns
     made: dict[str, NDArray[Any]] = {"row": row}
     for (name, key), column in zip(keys_of(kind).items(), others, strict=True):
@@ -118,12 +118,12 @@ def _table(kind: type[Any], columns: tuple[NDArray[Any], ...], number_of: NDArra
 
 
 def _pieces(rows: int) -> list[slice]:
-    """NumPy makes indices 8 bytes wide: for a piece at a time, since columns may fill the memory."""
+    """Return chunks of rows: NumPy's indices are 8 bytes wide, and columns may fill the memory."""
     return [slice(start, start + PIECE) for start in range(0, rows, PIECE)]
 
 
 def _renumbered(column: NDArray[np.int32], number_of: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The column itself, with other numbers."""
+    """Renumber a column in place."""
     if not np.array_equal(number_of, np.arange(len(number_of))):
         for piece in _pieces(len(column)):
             column[piece] = number_of[column[piece]]
@@ -131,7 +131,7 @@ def _renumbered(column: NDArray[np.int32], number_of: NDArray[np.int32]) -> NDAr
 
 
 def _categories(column: NDArray[np.int32], texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """How many events have each text as their category, and which Category each event has."""
+    """Return the number of events of each category text, and the Category of each event."""
     code_of = np.array([category(text) for text in texts], np.uint8)
     words, codes = np.zeros(len(texts), np.int64), np.empty(len(column), np.uint8)
     for piece in _pieces(len(column)):
@@ -141,14 +141,14 @@ def _categories(column: NDArray[np.int32], texts: list[str]) -> tuple[NDArray[np
 
 
 def _distinct(values: list[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
-    """Values without repetition, and the place of each among them: two spellings may mean one text."""
+    """Return distinct values, and the index of each among them: two spellings may mean one text."""
     places: dict[T, int] = {}
     order = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(order, np.int32)
 
 
 def _decoded(raw: bytes) -> tuple[str, bool]:
-    """The text that raw JSON says, and whether it says one."""
+    """Return the text of raw JSON, and False if it is none."""
     try:
         text = raw.decode()
         if "\\" not in text:
@@ -163,7 +163,7 @@ def _decoded(raw: bytes) -> tuple[str, bool]:
 
 
 def _list(raw: bytes) -> tuple[str, bool]:
-    """A list stays JSON, a string that holds one is that."""
+    """Return a list as JSON; a string that contains a list becomes that."""
     if raw[:1] == b'"':
         return _decoded(raw[1:-1])
     text = raw.decode("utf-8", "replace")
@@ -171,7 +171,7 @@ def _list(raw: bytes) -> tuple[str, bool]:
 
 
 def _value(raw: bytes) -> int | float | str | None:
-    """A pid or tid."""
+    """Return a pid or tid."""
     if not raw or raw[:1] in b"[{":
         return None
     if raw[:1] == b'"':

@@ -1,4 +1,4 @@
-"""Which kind of thing an event is, over all generations of the format."""
+"""Categories of events, over all versions of the format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Category(IntEnum):
-    """A closed set; `Trace.categories` counts the words that were found in the file."""
+    """Categories of events; `Trace.categories` counts the words found in the file."""
 
     OTHER = 0
     OPERATOR = 1
@@ -18,7 +18,7 @@ class Category(IntEnum):
     RUNTIME = 7
     DRIVER = 8
     PYTHON = 9
-    SYNC = 10  # a wait, listed on a stream: no work
+    SYNC = 10  # a wait on a stream: no work
     OVERHEAD = 11
     LAUNCH_FLOW = 12
     BACKWARD_FLOW = 13
@@ -64,7 +64,8 @@ WORDS = {
 
 
 def category(word: str) -> Category:
-    """
+    """Return the category of a word.
+
     >>> category("gpu_memcpy") is category("Memcpy")
     True
     >>> category("").name

@@ -1,7 +1,7 @@
-"""What is kept of a trace's events: each column, the JSON key it comes from, and what kind of value it holds.
+"""Columns of a trace's events: the JSON key of each, and its kind of value.
 
-This is the one place that says so: the compiled scanner and the portable one both read these classes. A further key of
-`args` becomes a column by one more line here: its type says whether it holds numbers, texts or lists.
+This is the only place that defines them: the compiled scanner and the portable one both read these classes. A new key
+of `args` becomes a column by one more line here, whose type gives numbers, texts or lists.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Annotated, Any, NewType, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-NONE = int(np.iinfo(np.int64).min)  # no such value in this event
+NONE = int(np.iinfo(np.int64).min)  # stands for a missing value
 Ints = NDArray[np.int64]
 Texts = NDArray[np.int32]
-Lists = NewType("Lists", Texts)  # texts that are JSON lists, as they stand in the file
+Lists = NewType("Lists", Texts)  # texts that are JSON lists, as written in the file
 
 
 class Kind(IntEnum):
-    """How a value is read; as in event.c."""
+    """Kind of a value; as in event.c."""
 
-    WHOLE = 0  # a whole number, NONE where there is none
-    TEXT = 1  # the number of a text in `Trace.texts`, 0 (the empty text) where there is none
+    WHOLE = 0  # a whole number, NONE if missing
+    TEXT = 1  # the number of a text in `Trace.texts`, 0 (the empty text) if missing
     TIME = 2  # decimal microseconds, kept as nanoseconds
     RAW = 3  # pid or tid: a number or a string
-    PHASE = 4  # one letter; 0 where it is none
+    PHASE = 4  # one letter; 0 if missing
     ARGS = 5  # the object with further keys
-    LIST = 6  # a list, whose JSON is kept as a text, or a string that holds one
+    LIST = 6  # a list, whose JSON is kept as a text, or a string that contains one
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key that is wanted: of an event, or of its args, for one of the tables."""
+    """Key to read: of an event, or of its args, for one of the tables."""
 
     word: str
     kind: Kind
@@ -64,9 +64,9 @@ class Events:
     name: Texts
     track: NDArray[np.int32]  # into Trace.tracks
     ts: Ints  # nanoseconds, relative to Trace.base_ns
-    dur: Ints  # nanoseconds, never negative; 0 where an event has none
-    link: Ints  # correlation of a launch and of the device work it caused; id of a flow
-    external: Ints  # External id: the same number in an operator and in what it launched
+    dur: Ints  # nanoseconds, never negative; 0 if an event has none
+    link: Ints  # correlation of a launch and of the device work it launched; id of a flow
+    external: Ints  # External id: the same number in an operator and in its work
 
     def __len__(self) -> int:
         return len(self.phase)
@@ -74,7 +74,7 @@ class Events:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Where work of a device ran and what it moved."""
+    """Position and size of a device's work."""
 
     row: Ints  # of the event
     device: Annotated[Ints, "device"]
@@ -84,7 +84,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Collectives:
-    """What a collective was asked to do: on the operator `record_param_comms` and on the kernel it launched."""
+    """Arguments of a collective: on the operator `record_param_comms` and on the kernel it launched."""
 
     row: Ints
     name: Annotated[Texts, "Collective name"]
@@ -95,7 +95,7 @@ class Collectives:
     group: Annotated[Texts, "Process Group Name"]
     group_id: Annotated[Ints, "Process Group ID"]  # before there were names
     description: Annotated[Texts, "Process Group Description"]
-    ranks: Annotated[Texts, "Process Group Ranks"]  # long lists are shortened by the writer
+    ranks: Annotated[Texts, "Process Group Ranks"]  # the writer shortens long lists
     seq: Annotated[Ints, "Seq"]
     source: Annotated[Ints, "Src Rank"]
     target: Annotated[Ints, "Dst Rank"]
@@ -116,7 +116,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What processes and threads are called, on events of phase M."""
+    """Names of processes and threads, on events of phase M."""
 
     row: Ints
     name: Annotated[Texts, "name"]
@@ -125,12 +125,12 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Operators:
-    """What an operator was called with, and how it and functions of Python belong together."""
+    """Inputs of operators, and links between operators and Python functions."""
 
     row: Ints
     dims: Annotated[Lists, "Input Dims"]  # [[8, 512], [], ...]: an entry per input
     types: Annotated[Lists, "Input type"]  # ["c10::BFloat16", "Scalar", ...]
-    concrete: Annotated[Lists, "Concrete Inputs"]  # ["", "1", "[3, 3]", ...]: those that are no tensors
+    concrete: Annotated[Lists, "Concrete Inputs"]  # ["", "1", "[3, 3]", ...]: inputs that are no tensors
     sequence: Annotated[Ints, "Sequence number"]  # the same in an operator and in its backward
     forward_thread: Annotated[Ints, "Fwd thread id"]  # 0 in the forward itself
     python: Annotated[Ints, "Python id"]
@@ -139,7 +139,7 @@ class Operators:
 
 
 TABLES: tuple[type[Any], ...] = (Work, Collectives, Memory, Labels, Operators)
-NAMES = tuple(table.__name__.lower() for table in TABLES)  # of the fields of a trace
+NAMES = tuple(table.__name__.lower() for table in TABLES)  # field names of a trace
 KINDS: dict[Any, Kind] = {Ints: Kind.WHOLE, Texts: Kind.TEXT, Lists: Kind.LIST}
 
 
@@ -157,12 +157,12 @@ INNER = EVERYWHERE + tuple(key for keys in _KEYS.values() for key in keys.values
 
 
 def widths_of(table: type[Any]) -> list[type[Any]]:
-    """How wide the numbers of each column are, that of `row` first."""
+    """Return the dtype of each column, that of `row` first."""
     return [np.int64, *(np.int64 if key.kind is Kind.WHOLE else np.int32 for key in _KEYS[table].values())]
 
 
 def keys_of(table: type[Any]) -> dict[str, Key]:
-    """The columns of a table beside `row`, and the key of each.
+    """Return the columns of a table beside `row`, and the key of each.
 
     >>> keys_of(Labels)["label"]
     Key(word='labels', kind=<Kind.TEXT: 1>, table=3)
@@ -172,7 +172,7 @@ def keys_of(table: type[Any]) -> dict[str, Key]:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Those of every event, as a scanner finds them: like `Events`, but categories are still texts."""
+    """Columns of every event, as a scanner finds them: like `Events`, but categories are still texts."""
 
     phase: NDArray[np.uint8]
     category: Texts
@@ -184,18 +184,18 @@ class Columns:
     external: Ints
 
 
-# What a scanner counts: durations below zero, taken as zero; complete events without a time, left out; those without a
+# Counts of a scanner: negative durations, taken as zero; complete events without a time, left out; those without a
 # duration, taken as zero; items of the list that are no events, left out.
 COUNTS = ("negative", "without_time", "without_duration", "not_objects")
 
 
 @dataclass(frozen=True, eq=False)
 class Scanned:
-    """What a scanner gives back. Texts are still raw JSON: escapes as written, strings without their quotes."""
+    """Result of a scanner. Texts are still raw JSON: escapes as written, strings without their quotes."""
 
     columns: Columns
     tables: tuple[tuple[NDArray[Any], ...], ...]  # columns of TABLES: one row per event that has any of its keys
     texts: tuple[bytes, ...]
     lists: tuple[bytes, ...]  # those of columns of lists, strings with their quotes; the first is empty
-    tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty where there is none
+    tracks: tuple[tuple[bytes, bytes], ...]  # pid and tid as JSON, empty if missing
     counts: dict[str, int]  # each of COUNTS

@@ -1,4 +1,4 @@
-"""Text of a trace file, whatever it is packed in: plain, gzip or zstd, told apart by their first bytes."""
+"""Read the text of a trace file: plain, gzip or zstd, recognised by the first bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from meshwright.errors import InputError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-SLICE = 16 << 10  # bytes of packed text read at once: traces shrink 12 to 30 times
-# Bytes of text unpacked at once: so much is lost before the place where a gzip file is damaged. Pieces from 128 KB on would
-# come from the system each anew, page by page, which takes as long as the unpacking.
+SLICE = 16 << 10  # compressed bytes per read: traces compress 12 to 30 times
+# Bytes of text per decompression step: so much is lost before the damage in a gzip file. From 128 KB on, the system
+# would hand out each buffer anew, page by page, which takes as long as the decompression.
 PIECE = 96 << 10
 
 
 class TextFile:
-    """A file's text, piece by piece.
+    """Text of a file, read in pieces.
 
-    `broken` says what ended it before its time, "" where nothing did.
+    `broken` says what ended it early, or is "".
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,8 +38,8 @@ class TextFile:
             raise error.at(file=str(path)) from None
         self._magic = GZIP if first.startswith(GZIP) else ZSTD
         self._unpack = self._new() if self._new else None
-        self._packed = b""  # read, not yet unpacked
-        self._made = memoryview(b"")  # unpacked, not yet taken
+        self._packed = b""  # read, not yet decompressed
+        self._made = memoryview(b"")  # decompressed, not yet taken
 
     def __enter__(self) -> TextFile:
         return self
@@ -50,7 +50,7 @@ class TextFile:
         self._file.close()
 
     def readinto(self, room: memoryview) -> int:
-        """Fill `room` with the next text; how many bytes came, 0 at the end."""
+        """Fill `room` with the next text; return the number of bytes, 0 at the end."""
         try:
             if self._new is None:
                 return self._file.readinto(room) or 0
@@ -66,14 +66,14 @@ class TextFile:
         return taken
 
     def _unpacked(self, most: int) -> bool:
-        """One step: unpack what was read, or read on. False at the end."""
+        """Decompress what was read, or read on, for one step; return False at the end."""
         if self._unpack is None or self.broken:
             return False
         if self._unpack.eof and not self._next_member():
             return False
         if not self._packed:
             self._packed = self._file.read(SLICE)
-        at_end = not self._packed  # then there may still be text inside the unpacker
+        at_end = not self._packed  # then the decompressor may still hold text
         try:
             if self._magic == GZIP:
                 made = self._unpack.decompress(self._packed, most)
@@ -81,7 +81,7 @@ class TextFile:
             else:
                 made = self._unpack.decompress(self._packed)
                 self._packed = b""
-        except Exception as error:  # zlib, isal and zstandard each have an error of their own, and no common one
+        except Exception as error:  # zlib, isal and zstandard each have their own error, without a common base
             self.broken = f"the packed file is damaged: {error}"
             return False
         if at_end and not made and not self._unpack.eof:
@@ -91,7 +91,7 @@ class TextFile:
         return True
 
     def _next_member(self) -> bool:
-        """Packed files may be put one after the other; what is no further one is padding."""
+        """Start the next of several concatenated members; return False if the rest is padding."""
         assert self._unpack is not None
         assert self._new is not None
         rest = self._unpack.unused_data or self._packed
@@ -105,7 +105,7 @@ class TextFile:
 
 
 def _unpacker(first: bytes) -> Callable[[], Any] | None:
-    """What makes unpackers for a file that begins so; None for plain text."""
+    """Return the constructor of decompressors for a file that begins so; None for plain text."""
     if first.startswith(GZIP):
         with suppress(ImportError):
             from isal import isal_zlib

@@ -1,4 +1,4 @@
-"""Which rank of a job wrote a trace."""
+"""Find the rank that wrote a trace."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NAMED = re.compile(r"(?:rank|worker)[-_.=]?(\d+)", re.I)
 LAST = re.compile(r"(?:^|[-_.])(\d{1,6})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.I)
 PARTS = re.compile(
     r"(?<![A-Za-z])(?:TP|PP|DP|EP|CP)[-_]?\d+", re.I
-)  # the place in a group: a rank only where one is told
+)  # the index in a group: a rank only if no other is recorded
 
 
 def rank_of(header: dict[str, Any], name: str) -> tuple[int | None, str]:
-    """A trace's rank and what told it: its `distributedInfo`, or the name of the file.
+    """Return a trace's rank and its source: its `distributedInfo`, or the name of the file.
 
     >>> rank_of({"distributedInfo": {"rank": 3}}, "trace.json")
     (3, 'distributedInfo')

@@ -1,4 +1,4 @@
-"""Reading a trace file: the document's keys one by one, its events by a scanner."""
+"""Read a trace file: the document's keys one by one, its events with a scanner."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from meshwright.traces.reading.files import TextFile
 from meshwright.traces.reading.scanner.compiled import CompiledScanner, Status
 from meshwright.traces.reading.trace import Note, Trace
 
-# The piece of a text that is at hand: what was not yet used moves to the front, more comes behind it.
+# The loaded part of a text: unused bytes move to the front, and more is read behind them.
 
 
-CHUNK = 2 << 20  # bytes: memory for text is bounded by this, save for a single event that is larger
+CHUNK = 2 << 20  # bytes: bounds the memory for text, except for a single larger event
 PADDING = 64  # zero bytes behind the text: scanners look at 16 bytes at once and stop at a zero
 
 
 class Source(Protocol):
     def readinto(self, room: memoryview, /) -> int:
-        """Fill `room` with the next text; how many bytes came, 0 at the end."""
+        """Fill `room` with the next text; return the number of bytes, 0 at the end."""
         ...
 
 
 class Window:
-    """`data[start:end]` is at hand; `offset` is the place of `data[0]` in the text.
+    """Window of a text: `data[start:end]` is loaded; `offset` is the position of `data[0]` in the text.
 
     >>> import io
     >>> window = Window(io.BytesIO(b"abcdef"), chunk=4)
@@ -53,9 +53,9 @@ class Window:
         return self.data.data[self.start : self.end]
 
     def more(self) -> bool:
-        """Bring further text; False at the end."""
+        """Load more text; return False at the end."""
         left = self.end - self.start
-        if 2 * left > len(self.data) - PADDING:  # one value that fills the window: a larger one
+        if 2 * left > len(self.data) - PADDING:  # one value fills the window: enlarge it
             data = np.zeros(2 * len(self.data), np.uint8)
             data[:left] = self.data[self.start : self.end]
             self.data = data
@@ -72,14 +72,14 @@ class Window:
 
 LARGEST_VALUE = 64 << 20  # bytes of one value beside the events; groups of 10,000 ranks need a few MB
 BLANKS = b" \t\r\n"
-# Where an event begins, as far as that can be told from inside of another: an object with one of an event's own keys.
+# The beginning of an event, as far as it can be found from inside another one: an object with one of an event's keys.
 EVENT = re.compile(rb'\{[ \t\r\n]*"(?:%s)"[ \t\r\n]*:' % b"|".join(key.word.encode() for key in OUTER))
-OVERLAP = 4096  # bytes that are looked at again with the next piece of text, for an event's beginning that is cut
+OVERLAP = 4096  # bytes that are searched again with the next piece of text, for an event's beginning that was cut
 VALID = "JSON as torch.profiler exports it, plain, .gz or .zst"
 
 
 class Scanner(Protocol):
-    """What takes events from text."""
+    """Scanner that takes events from text."""
 
     def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]: ...
     def scanned(self) -> Scanned: ...
@@ -87,11 +87,11 @@ class Scanner(Protocol):
 
 
 class Ended(Exception):
-    """The text ended, or stopped being JSON, before the document was complete."""
+    """Error: the text ended, or stopped being JSON, before the document was complete."""
 
 
 def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int = CHUNK) -> Trace:
-    """The trace in a file; what is left of it where the file is cut off, with a note that says so.
+    """Read the trace in a file; if the file is truncated, the rest of it with a note.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix="_rank3.json") as file:
@@ -119,7 +119,7 @@ def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int =
 
 
 def best_scanner() -> Scanner:
-    """The compiled one where there is a compiler."""
+    """Return the compiled scanner if there is a compiler, else the portable one."""
     try:
         if compiler():
             return CompiledScanner()
@@ -131,25 +131,25 @@ def best_scanner() -> Scanner:
 
 
 class Document:
-    """A trace's text on its way: `header` fills while its keys are read, events go to the scanner."""
+    """Document being read: `header` fills with its keys, events go to the scanner."""
 
     def __init__(self, window: Window, scanner: Scanner) -> None:
         self._window, self._scanner = window, scanner
         self.header: dict[str, Any] = {}
         self._has_events = False
-        self.ended = ""  # why the document is not complete, "" where it is
-        self._stopped = -1  # the byte of what made it end
+        self.ended = ""  # why the document is incomplete, or ""
+        self._stopped = -1  # the byte of its cause
         self.skipped, self.first_skipped = (
             0,
             -1,
-        )  # how often something among the events was left out; the first byte of it
+        )  # reasons for leaving events out: count, and first byte
 
     def place(self) -> int:
-        """The byte up to which the text was used."""
+        """Return the byte up to which the text was used."""
         return self._window.offset + self._window.start if self._stopped < 0 else self._stopped
 
     def notes(self) -> list[Note]:
-        """What of the text was left out."""
+        """Return notes on text that was left out."""
         found = []
         if self.skipped:
             which = "no JSON or does not end," + " for the first time" * (self.skipped > 1)
@@ -181,7 +181,7 @@ class Document:
             self.ended = "the document is complete"
 
     def _first(self) -> bytes:
-        """The bracket that the document begins with."""
+        """Read the bracket that the document begins with."""
         window = self._window
         window.more()
         begin = bytes(window.text()[:64])
@@ -198,7 +198,7 @@ class Document:
         return first
 
     def _members(self) -> None:
-        """Every key of the document, and the bracket that ends it."""
+        """Read every key of the document, and the bracket that ends it."""
         while (sign := self._next()) != b"}":
             if sign == b",":
                 self._window.start += 1
@@ -217,7 +217,7 @@ class Document:
         self._window.start += 1
 
     def _list(self) -> None:
-        """Events, up to the end of their list."""
+        """Read events, up to the end of their list."""
         window = self._window
         self._has_events = True
         while True:
@@ -229,7 +229,7 @@ class Document:
                 self._skip("it is no JSON" if bad else "the text ends in the middle")
 
     def _skip(self, why: str) -> None:
-        """Go on with the next event where there is one."""
+        """Skip to the next event, if there is one."""
         window, bad = self._window, self.place()
         while True:
             text = window.text()
@@ -246,7 +246,7 @@ class Document:
                 raise Ended(why)
 
     def _next(self) -> bytes:
-        """The next sign that is not blank, left where it is; empty at the end."""
+        """Return the next character that is not blank, without consuming it; empty at the end."""
         window = self._window
         while True:
             for place in range(window.start, window.end):
@@ -258,11 +258,11 @@ class Document:
                 return b""
 
     def _value(self) -> Any:
-        """The JSON value that comes next."""
+        """Read the next JSON value."""
         window, width = self._window, 4096
         while True:
             text = bytes(window.text()[:width])
-            try:  # one byte is one character here: only the end is looked for
+            try:  # one byte is one character here: only the end matters
                 _, stop = json.JSONDecoder(strict=False).raw_decode(text.decode("latin-1"))
             except (ValueError, RecursionError):
                 stop = len(text)

@@ -1,8 +1,8 @@
-"""Bytecode of Python 3.11 with calls put in between.
+"""Insert calls into bytecode of Python 3.11.
 
-Only 3.11 comes here: later versions have `sys.monitoring`. What is there stays as it is, byte for byte: it is cut where
-something is added, and only jumps, the table of exceptions and the table of positions are adjusted. Jumps of 3.11 are all
-relative, so that most of them do not even change.
+Only 3.11 needs this: later versions have `sys.monitoring`. Existing bytes are not changed, only split where something
+is inserted. Only jumps, the exception table and the position table are adjusted. Jumps of 3.11 are all relative, so
+that most do not even change.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from meshwright.watcher.hooks.points import BACKWARD, JUMPS, Instruction
 
 OP = dis.opmap
 _CACHES = getattr(dis, "_inline_cache_entries", ())
-_ROW = re.compile(rb"[\x80-\xff][\x00-\x7f]*", re.DOTALL)  # of the table of positions: only a first byte is marked
-_LEAST = 6  # places on the stack, for the deepest of what is added: an exception, what it hides, its place, a call
+_ROW = re.compile(rb"[\x80-\xff][\x00-\x7f]*", re.DOTALL)  # a row of the position table: only its first byte is marked
+_LEAST = 6  # stack slots for the deepest insertion: an exception, what it hides, its position, a call
 
 
 class Added:
-    """What is put in front of one instruction: `after` runs only after the one before, `before` also after a jump."""
+    """Code inserted before one instruction: `after` runs only after the previous one, `before` also after a jump."""
 
     __slots__ = ("after", "before")
 
@@ -36,7 +36,7 @@ class Added:
 
 
 def call(constant: int, *loads: tuple[int, int]) -> bytes:
-    """Call the function among the constants with what `loads` (op, arg) push, and forget what it returns."""
+    """Return a call of the function among the constants, with what `loads` (op, arg) push; its result is dropped."""
     pushed = b"".join([_bytes(op, arg) for op, arg in loads])
     return _NULL + _bytes(OP["LOAD_CONST"], constant) + pushed + _called(len(loads))
 
@@ -58,10 +58,11 @@ _NULL = _bytes(OP["PUSH_NULL"], 0)
 
 
 def unless(error: int, missed: int) -> bytes:
-    """Where a hook itself has raised, with an exception under way: [..., what was handled before, that one, the new one].
+    """Return the handler for an exception of a hook that was itself handling one.
 
-    An error of this kind, among the constants, is dropped: the list `missed` gets one item more, and the program's own
-    exception goes on. Any other (an interrupt) goes on in its place.
+    The stack is [..., exception handled before, the program's exception, the hook's exception]. An error of the kind
+    `error`, among the constants, is dropped: the list `missed` gets one more item, and the program's exception goes on.
+    Any other (an interrupt) replaces it.
     """
     drop = (
         _all(("POP_TOP", 0), ("LOAD_CONST", missed), ("LOAD_CONST", error), ("LIST_APPEND", 1), ("POP_TOP", 0)) + _AGAIN
@@ -75,8 +76,8 @@ def _all(*instructions: tuple[str, int]) -> bytes:
     return b"".join(_bytes(OP[name], arg) for name, arg in instructions)
 
 
-# The exception goes on as it came: restore what was handled before, and raise without a new traceback line; the frame
-# says that it was left where the exception came from.
+# The exception continues as it came: restore the one handled before, and raise without a new traceback line. The frame
+# keeps the line where the exception came from.
 _AGAIN = _all(("SWAP", 2), ("POP_EXCEPT", 0), ("RERAISE", 1))
 
 
@@ -88,9 +89,9 @@ def put_together(
     on_raise: bytes,
     otherwise: bytes = b"",
 ) -> CodeType:
-    """The code with what is added, by the bytes of instructions.
+    """Return the code with insertions, keyed by the start of an instruction.
 
-    What leaves it as an exception passes `on_raise`, and `otherwise` where that raises itself.
+    An exception that leaves the code passes `on_raise`, and `otherwise` if that raises itself.
     """
     jumps = [one for one in body if one.op in JUMPS]
     moved = _Moved(added, jumps)
@@ -121,11 +122,11 @@ def put_together(
 
 
 class _Moved:
-    """Where bytes of the old code are in the new one; a jump that gets longer may need room for its argument."""
+    """Positions of old bytes in the new code; a jump that gets longer may need room for its argument."""
 
     def __init__(self, added: dict[int, Added], jumps: list[Instruction]) -> None:
         self._after = {start: len(one.after) for start, one in added.items()}
-        self.wider: dict[int, int] = {}  # a jump's start -> EXTENDED_ARGs in front of it
+        self.wider: dict[int, int] = {}  # start of a jump -> number of EXTENDED_ARGs before it
         while True:
             self.sizes = {start: len(one) for start, one in added.items()}
             for start, count in self.wider.items():
@@ -141,11 +142,11 @@ class _Moved:
                 return
 
     def label(self, start: int) -> int:
-        """Where a jump to the instruction leads."""
+        """Return the target of a jump to the instruction."""
         return start + self._sums[bisect_left(self.places, start)] + self._after.get(start, 0)
 
     def own(self, start: int, byte: int) -> int:
-        """Where a byte of the instruction that begins at `start` is."""
+        """Return the new position of a byte of the instruction that starts at `start`."""
         return byte + self._sums[bisect_right(self.places, start)]
 
     def argument(self, one: Instruction) -> int:
@@ -170,7 +171,7 @@ def _handlers(code: CodeType, moved: _Moved) -> list[tuple[int, int, int, int, b
 
 
 def _gaps(start: int, end: int, covered: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Parts of [start, end) that no (sorted) range covers."""
+    """Yield the parts of [start, end) that no (sorted) range covers."""
     for low, high in covered:
         if start < low:
             yield start, low
@@ -180,7 +181,7 @@ def _gaps(start: int, end: int, covered: list[tuple[int, int]]) -> Iterator[tupl
 
 
 def _entry(start: int, stop: int, target: int, depth: int, lasti: bool) -> bytes:
-    """One row of the table of exceptions: numbers of 6-bit digits, the highest first; the first byte is marked."""
+    """Return one row of the exception table: numbers of 6-bit digits, highest first; the first byte is marked."""
     raw = bytearray()
     for number in (start // 2, (stop - start) // 2, target // 2, depth << 1 | lasti):
         digits = [number & 63]
@@ -192,9 +193,9 @@ def _entry(start: int, stop: int, target: int, depth: int, lasti: bool) -> bytes
 
 
 def _positions(table: bytes, moved: _Moved, more: int) -> bytes:
-    """The table of positions: a row holds for up to 8 code units. What is added has the line of what is before it."""
-    found, at = bytearray(), 0  # code units of the old code
-    passed, copied = 0, 0  # bytes of the table
+    """Return the position table, whose rows hold for up to 8 code units. Insertions get the line before them."""
+    found, at = bytearray(), 0  # in code units of the old code
+    passed, copied = 0, 0  # in bytes of the table
     cuts = iter([(start // 2, moved.sizes[start] // 2) for start in moved.places] + [(1 << 60, 0)])
     cut, units = next(cuts)
     for row in _ROW.findall(table):
@@ -222,9 +223,9 @@ def _same_line(units: int) -> bytes:
 
 
 def _again(row: bytes) -> bytes:
-    """The same position for what follows: the same row, but it does not step to another line."""
+    """Return a row with the same position for what follows, without a step to another line."""
     kind = row[0] >> 3 & 15
-    if kind == 14:  # its first number, of 6-bit digits, is the step
+    if kind == 14:  # its first number, of 6-bit digits, is the step between lines
         rest = row[1:]
         while rest[0] & 64:
             rest = rest[1:]

@@ -1,6 +1,6 @@
-"""Python 3.11: the watched functions themselves get calls to our hooks, so that all other code runs as it did.
+"""Hooks inserted into watched functions for Python 3.11, so that all other code runs unchanged.
 
-A trace function (`sys.settrace`) would slow down every instruction of the thread, also of code nobody asked about.
+A trace function (`sys.settrace`) would slow down every instruction of the thread, also in unwatched code.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from meshwright.watcher.values.unchanged import makers
 
 Make = Callable[[CodeType], Hooks]
 _PLACES = frozenset((OP["RESUME"], OP["RETURN_VALUE"], OP["YIELD_VALUE"]))  # where calls begin, end and pause
-FRAMES_UP = 1  # hooks are called by the watched frame itself
+FRAMES_UP = 1  # the watched frame itself calls the hooks
 _LEFT: dict[tuple[int, int], tuple[FunctionType, CodeType, CodeType]] = {}  # hooks of watches that have ended
 
 
 class Rewritten:
-    """Functions with their old code, to be put back."""
+    """Rewritten functions with their old code, which is restored at the end."""
 
     def __init__(self, make: Make) -> None:
         self._make, self._old = make, list[tuple[FunctionType, CodeType, CodeType]]()
-        self._hooked: dict[int, CodeType] = {}  # by id: a code that has our hooks gets no others
+        self._hooked: dict[int, CodeType] = {}  # by id: code that has our hooks gets no others
         self._uncompiled = Uncompiled()
 
     def install(self, functions: Iterable[FunctionType], codes: Iterable[CodeType], others: bool = True) -> None:
-        """Put hooks into the codes, of these functions and, if there are `others`, of all that can be found."""
+        """Insert hooks into the codes, in these functions and, if `others`, in all functions that can be found."""
         wanted = {id(code): code for code in codes}
         done: dict[int, CodeType] = {}
         found = list(functions)
         inner = [code for code in wanted.values() if "<locals>" in code.co_qualname]
-        if inner and others:  # functions that were made by a watched or unwatched call before this one
+        if inner and others:  # functions that an earlier call, watched or not, has created
             found += [one for one in gc.get_referrers(*inner) if isinstance(one, FunctionType)]
         for function in found:
             old = function.__code__
@@ -47,7 +47,7 @@ class Rewritten:
                 function.__code__ = new
 
     def rewritten(self, code: CodeType, wanted: dict[int, CodeType], done: dict[int, CodeType]) -> CodeType:
-        """The code with hooks where it is wanted, and so for every code inside it."""
+        """Return the code with hooks if it is watched, and the same for every code inside it."""
         if id(code) not in done:
             constants = tuple(
                 self.rewritten(one, wanted, done) if isinstance(one, CodeType) else one for one in code.co_consts
@@ -63,7 +63,7 @@ class Rewritten:
         return done[id(code)]
 
     def run(self, code: CodeType, codes: Iterable[CodeType], namespace: dict[str, object]) -> None:
-        """Execute a module's code whose functions do not exist yet."""
+        """Execute a module's code, whose functions do not exist yet."""
         exec(self.rewritten(code, {id(one): one for one in codes}, {}), namespace)
 
     def remove(self) -> None:
@@ -72,19 +72,19 @@ class Rewritten:
             function, old, new = self._old.pop()
             if function.__code__ is new:
                 function.__code__ = _beneath(function, old)
-            else:  # another watch has begun since, and stands on ours: it takes both away
+            else:  # a later watch has its hooks on top of ours: it removes both
                 _LEFT[id(function), id(new)] = function, new, old
 
 
 def _beneath(function: FunctionType, code: CodeType) -> CodeType:
-    """The code without the hooks of watches that have ended before the one that stood on them."""
+    """Return the code without hooks of ended watches that lie below those of a later one."""
     while (left := _LEFT.pop((id(function), id(code)), None)) is not None:
         code = left[2]
     return code
 
 
 def hooked(code: CodeType, hooks: Hooks) -> CodeType:
-    """The code with calls of the hooks in it."""
+    """Return the code with calls of the hooks in it."""
     constants: list[object] = list(code.co_consts)
 
     def load(value: object) -> int:
@@ -93,7 +93,7 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
 
     body = decode(code)
     added: defaultdict[int, Added] = defaultdict(Added)
-    make = makers().hook  # beside each hook what takes the same arguments and does nothing
+    make = makers().hook  # each hook has a twin that takes the same arguments and does nothing
     if hooks.point is not None:
         point = load(make(hooks.point, id))
         for start, where in hooks.points.items():
@@ -101,7 +101,7 @@ def hooked(code: CodeType, hooks: Hooks) -> CodeType:
     enter, leave = load(make(hooks.enter, id)), load(make(hooks.leave, is_))
     suspend, resume = load(make(hooks.suspend, is_)), load(make(hooks.resume, object))
     on_raise = call(load(make(hooks.raised, object)))
-    top = (OP["COPY"], 3)  # what is returned lies under the two that a call pushes
+    top = (OP["COPY"], 3)  # the returned value lies under the two values that a call pushes
     for one in body:
         if one.op not in _PLACES:
             continue

@@ -1,7 +1,7 @@
-"""`torch.compile` beside a watch of Python 3.11: it cannot compile calls of hooks, so that watched functions run uncompiled.
+"""Exempt watched functions from `torch.compile` on Python 3.11, which cannot compile hooks: they run uncompiled.
 
-Its own means say so: a code can be left out, and so are our files; where a function that is watched would become part of
-another one, that one is left out, too, with PyTorch's warning. What is not watched is compiled as ever.
+PyTorch has settings for this: single codes can be skipped, and so are our files. If a watched function would be inlined
+into another one, that one is skipped too, with PyTorch's warning. Unwatched functions are compiled as always.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from meshwright.watcher.targets.imported_later import Awaited
 
 _COMPILER = "torch._dynamo"
-_ACTIVE: list[Uncompiled] = []  # watches may end in any order: the last one puts back what the first one found
+_ACTIVE: list[Uncompiled] = []  # watches may end in any order: the last one restores what the first one found
 
 
 class Uncompiled:
-    """Codes that are left out from now on, also if PyTorch is imported later."""
+    """Codes that are not compiled from now on, also if PyTorch is imported later."""
 
     def __init__(self) -> None:
         self._codes: list[CodeType] = []
@@ -39,7 +39,7 @@ class Uncompiled:
             self._skip(code)
 
     def end(self) -> None:
-        """Mistakes are raised again."""
+        """Stop suppressing errors of the compiler."""
         self._awaited.__exit__()
         if self._config is not None:
             _ACTIVE.remove(self)
@@ -60,5 +60,5 @@ class Uncompiled:
 
 @cache
 def _leave_us_out() -> None:
-    """What hooks do is not compiled either."""
+    """Exempt our own hooks from compilation."""
     importlib.import_module(f"{_COMPILER}.trace_rules").add(__package__)

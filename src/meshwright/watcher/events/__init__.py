@@ -1,9 +1,9 @@
 """Events of a watch: written, read, shown and compared.
 
-- `compare`: where two ranks part ways
-- `events`: events of a watch, one JSON object per line, and how streams of several ranks are read as one
+- `compare`: the first difference between two ranks
+- `events`: events as one JSON object per line, and merged streams of several ranks
 - `perfetto`: events as a Chrome trace, which Perfetto and chrome://tracing show
-- `rank`: which rank is this process? What its launcher says, else torch.distributed, else its number among processes
-- `stream`: where events go
+- `rank`: the rank of this process: its launcher's number, else torch.distributed's, else its number among processes
+- `stream`: output of events
 - `text`: events as lines for people
 """

@@ -1,4 +1,4 @@
-"""Where two ranks part ways: their events side by side, without times and addresses, thread by thread."""
+"""Find the first difference between two ranks: their events side by side, without times and addresses, by thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.watcher.events.events import Event
 from meshwright.watcher.events.text import words_of
 
-_CONTEXT = 4  # events before the parting that are shown
+_CONTEXT = 4  # events shown before the difference
 _CALLS = frozenset({"run", "end", "yield", "resume", "raise"})
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _DEVICE = re.compile(r"\b(cuda|xpu|npu|hpu|mtia):\d+")
@@ -23,12 +23,12 @@ _RANK = re.compile(r"\b(\w*rank\w*=)(\d+)\b")
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first events that are not the same; None where a rank has none left."""
+    """First events that differ; None if a rank has no more."""
 
     thread: str
     position: int  # calls, ends, raises ... of this thread before it
-    path: tuple[str, ...]  # calls that both are in
-    before: tuple[Event, ...]  # the last that both did
+    path: tuple[str, ...]  # calls that enclose both events
+    before: tuple[Event, ...]  # the last events that are equal
     left: Event | None
     right: Event | None
 
@@ -36,11 +36,11 @@ class Parting:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     ranks: tuple[int, int]
-    calls: int  # runs and resumes that are the same, over all threads
+    calls: int  # equal runs and resumes, over all threads
     flow: Parting | None  # the first different call, over all threads
     values: tuple[tuple[Event | None, Event | None], ...] = field(
         default=()
-    )  # first difference of each name, before that
+    )  # first difference of each name before that call
 
     @property
     def same(self) -> bool:
@@ -78,11 +78,11 @@ def _threads(events: Sequence[Event]) -> dict[str, list[Event]]:
 def _thread(
     name: str, left: list[Event], right: list[Event]
 ) -> tuple[Parting | None, int, list[tuple[Event | None, Event | None]]]:
-    """Calls are aligned one by one; between two of them, changes of values by their names."""
+    """Compare one thread: align calls one by one, and between two of them changes of values by their names."""
     a, b = _calls(left), _calls(right)
     differing: dict[tuple[str, str], tuple[Event | None, Event | None]] = {}
     path: list[str] = []
-    before = deque[Event](maxlen=_CONTEXT)  # what both did
+    before = deque[Event](maxlen=_CONTEXT)  # equal events
     same = 0
     for i in range(max(len(a), len(b))):
         first, ours = a[i] if i < len(a) else (None, [])
@@ -92,12 +92,12 @@ def _thread(
         for pair in _values(ours, theirs):
             event = pair[0] or pair[1]
             assert event is not None
-            if not parting or None not in pair:  # else the other may do it later, on its own way
+            if not parting or None not in pair:  # else the other rank may do it later, on a way of its own
                 differing.setdefault((event.event, event.name), pair)
         if parting:
             return Parting(name, i, tuple(path), tuple(before), first, second), same, list(differing.values())
         if first is None or second is None:
-            continue  # what came after the last call
+            continue  # after the last call
         before.append(first)
         if first.text != second.text and _plain(first.text, first.rank) != _plain(second.text, second.rank):
             differing.setdefault((first.event, first.name), (first, second))
@@ -110,7 +110,7 @@ def _thread(
 
 
 def _calls(events: list[Event]) -> list[tuple[Event | None, list[Event]]]:
-    """Each call event with the changes of values that came before it; the last has no call."""
+    """Return each call event with the changes of values before it; the last has no call."""
     found: list[tuple[Event | None, list[Event]]] = []
     changes: list[Event] = []
     for event in events:
@@ -123,7 +123,7 @@ def _calls(events: list[Event]) -> list[tuple[Event | None, list[Event]]]:
 
 
 def _both(left: list[Event], right: list[Event]) -> Iterable[Event]:
-    """Changes of the same names in the same order, up to the first that is not."""
+    """Yield changes of the same names in the same order, up to the first difference."""
     pairs = zip(left, right, strict=False)
     return (one for one, _ in takewhile(lambda pair: _named(pair[0]) == _named(pair[1]), pairs))
 
@@ -138,7 +138,7 @@ def _values(left: list[Event], right: list[Event]) -> Iterable[tuple[Event | Non
         if one is None or other is None or _change(one) != _change(other):
             yield one, other
             if one is None or other is None or one.name != other.name:
-                return  # what follows is not the same change
+                return  # later changes are not comparable
 
 
 def _flow(event: Event) -> tuple[str, str, int]:
@@ -152,7 +152,7 @@ def _change(event: Event) -> tuple[str, ...]:
 
 
 def _plain(text: str, rank: int) -> str:
-    """Without what must differ: addresses, numbers of devices, and a rank's own number where it is called a rank."""
+    """Return a text without what must differ: addresses, device numbers, and the rank's own number where it is named."""
     text = _DEVICE.sub(r"\1", _ADDRESS.sub("0x", text))
     return _RANK.sub(lambda found: f"{found[1]}its" if int(found[2]) == rank else found[0], text)
 
@@ -166,12 +166,12 @@ def _when(parting: Parting) -> int:
 
 
 def json_of(found: Comparison) -> str:
-    """The answer for programs."""
+    """Return the result as JSON."""
     return msgspec.json.encode({"same": found.same, **msgspec.to_builtins(found)}).decode()
 
 
 def lines_of(found: Comparison) -> list[str]:
-    """The answer for people."""
+    """Return the result as lines for people."""
     a, b = found.ranks
     if found.same:
         return [f"ranks {a} and {b} do the same: {found.calls} calls"]

@@ -1,4 +1,4 @@
-"""Events of a watch, one JSON object per line, and how streams of several ranks are read as one."""
+"""Events of a watch, one JSON object per line, and merging of the streams of several ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from meshwright.errors import InputError
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True):
-    """`event` is one of start, run, end, yield, resume, raise, set, del, note, stop."""
+    """Event of a watch; `event` is one of start, run, end, yield, resume, raise, set, del, note, stop."""
 
     event: str
     time: int  # nanoseconds since 1970
     rank: int
     thread: str
-    depth: int  # calls around it
+    depth: int  # number of enclosing calls
     name: str
     at: str = ""  # file:line
     duration: int | None = None  # nanoseconds since its run or resume
     old: str | None = None
     new: str | None = None
-    text: str = ""  # what the wrapper, or an exception, says
+    text: str = ""  # text of the wrapper or of an exception
 
 
 class Empty(InputError):
-    """A stream without an event."""
+    """Error: a stream has no event."""
 
 
 def json_of(event: Event) -> str:
@@ -38,7 +38,8 @@ def json_of(event: Event) -> str:
 
 
 def stream_path(name: str, rank: int) -> str:
-    """
+    """Return the path of a rank's stream.
+
     >>> stream_path("run", 3)
     'run.rank3.jsonl'
     """
@@ -46,7 +47,7 @@ def stream_path(name: str, rank: int) -> str:
 
 
 def find(words: Sequence[str]) -> list[str]:
-    """Files that were named; a name that is no file stands for all streams NAME.rank*.jsonl."""
+    """Return the named files; a name that is no file stands for all streams NAME.rank*.jsonl."""
     found: list[str] = []
     for word in words:
         streams = (
@@ -63,7 +64,7 @@ def _natural(path: str) -> list[int | str]:
 
 
 def read(path: str) -> list[Event]:
-    """Events of one stream; a last line that was cut off by the end of its process is left out."""
+    """Read the events of one stream; an incomplete last line, cut off at the end of its process, is skipped."""
     decoder = msgspec.json.Decoder(Event)
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
@@ -83,13 +84,13 @@ def read(path: str) -> list[Event]:
 
 
 def merged(paths: Iterable[str], empty: list[str] | None = None) -> list[Event]:
-    """All streams by time; within one stream nothing changes places.
+    """Merge streams by time, keeping the order within each stream.
 
-    A process that only started the ranks, and has the number of one of them because nobody gave it another, becomes -1.
-    Streams without events, of processes that ended as they began to write, go to `empty`: the others can still be read.
+    A process that only started the ranks, and has a rank's number because it got no other, becomes -1. Streams without
+    events, of processes that ended while they began to write, go to `empty`; the others can still be read.
     """
     streams = _streams(paths, [] if empty is None else empty)
-    ranks: dict[int, set[int]] = {}  # process -> ranks of the processes that it started
+    ranks: dict[int, set[int]] = {}  # process -> ranks of its child processes
     for events in streams:
         if family := _family(events[0]):
             ranks.setdefault(family[1], set()).add(events[0].rank)
@@ -115,7 +116,8 @@ def _streams(paths: Iterable[str], empty: list[str]) -> list[list[Event]]:
 
 
 def rank_named(path: str) -> int | None:
-    """
+    """Return the rank in the name of a stream, or None.
+
     >>> rank_named("run.rank3.jsonl"), rank_named("run.rank0.pid17.jsonl"), rank_named("other.jsonl")
     (3, 0, None)
     """
@@ -129,6 +131,6 @@ def _family(start: Event) -> tuple[int, int] | None:
 
 
 def _has_helpers(streams: list[list[Event]], process: int) -> bool:
-    """Whether processes that it started say that they help its rank: their threads carry the process's name."""
+    """Return True if child processes are helpers of this one's rank: their threads have the process's name."""
     mine = [events for events in streams if (family := _family(events[0])) and family[1] == process]
     return any("/" in event.thread for events in mine for event in events[1:2])

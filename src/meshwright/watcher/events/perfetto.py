@@ -11,7 +11,7 @@ from meshwright.watcher.events.events import Event
 
 
 def trace_of(events: Iterable[Event]) -> str:
-    """JSON with times in microseconds since the first event."""
+    """Return JSON with times in microseconds since the first event."""
     return msgspec.json.encode({"traceEvents": list(_rows(list(events))), "displayTimeUnit": "ms"}).decode()
 
 

@@ -1,4 +1,4 @@
-"""Which rank is this process? What its launcher says, else torch.distributed, else its number among processes."""
+"""Find the rank of this process: its launcher's number, else torch.distributed's, else its number among processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rank_of_process(*, surely: bool = False) -> int | None:
-    """The rank, or None where torch.distributed may still say it; `surely` gives the best guess of now."""
+    """Return the rank, or None if torch.distributed may still set it; `surely` returns the best guess of now."""
     said = rank_said()
     if said is not None:
         return said
@@ -18,14 +18,14 @@ def rank_of_process(*, surely: bool = False) -> int | None:
     if here is None or not (here._identity or beginning):
         return 0
     if is_loader(here):
-        return int(here._identity[-2]) - 1 if len(here._identity) > 1 else 0  # that of its parent
+        return int(here._identity[-2]) - 1 if len(here._identity) > 1 else 0  # the parent's number
     if not surely and (beginning or "torch.distributed" in sys.modules):
         return None
     return int(here._identity[-1]) - 1 if here._identity else 0  # children count from 1
 
 
 def rank_said() -> int | None:
-    """The rank that a launcher or torch.distributed has given this process."""
+    """Return the rank that a launcher or torch.distributed has given this process."""
     said = os.environ.get("RANK", "")
     if said.isdecimal():
         return int(said)
@@ -36,9 +36,9 @@ def rank_said() -> int | None:
 
 
 def is_loader(process: Any = None) -> bool:
-    """Whether a process, this one or another of multiprocessing, loads data for the rank that started it.
+    """Return True if a process, this one or another of multiprocessing, loads data for the rank that started it.
 
-    torch's DataLoader starts such; they have numbers as ranks have, but are none.
+    torch's DataLoader starts such processes; they have numbers like ranks, but are none.
     """
     processes = sys.modules.get("multiprocessing.process")
     if process is None and processes is not None:
@@ -49,7 +49,7 @@ def is_loader(process: Any = None) -> bool:
 
 
 def starts_loader() -> bool:
-    """Whether what runs now is the start of such a process: a fork says nothing of what it is for."""
+    """Return True if the running code starts such a process: a fork does not tell its purpose."""
     processes = sys.modules.get("multiprocessing.process")
     frame = sys._getframe(1) if processes is not None else None
     while frame is not None and processes is not None:

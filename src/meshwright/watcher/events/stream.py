@@ -1,8 +1,8 @@
-"""Where events go: a bounded list that a thread writes out, to one file per rank or as text to the terminal.
+"""Output of events: a bounded list that a thread writes to one file per rank, or as text to the terminal.
 
-Nothing is lost when the program ends by itself, by an exception or by `sys.exit`: what is left is written by `atexit`, and
-in children of multiprocessing by its own finalizers. No signal handler is installed: a process that a signal ends at once
-loses what was not written yet, a fifth of a second at most.
+Nothing is lost when the program ends by itself, by an exception or by `sys.exit`. `atexit` writes the rest, and in
+children of multiprocessing its own finalizers do. No signal handler is installed: a process that a signal ends at once
+loses unwritten events, a fifth of a second at most.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from meshwright.watcher.events.events import Event, stream_path
 from meshwright.watcher.events.rank import is_loader, rank_of_process, rank_said, starts_loader
 from meshwright.watcher.events.text import line_of
 
-FULL = 1 << 15  # events; then the watched thread itself writes, so that memory stays bounded
+FULL = 1 << 15  # events, beyond which the watched thread itself writes, so that memory stays bounded
 _PAUSE = 0.2  # seconds between two writes
-_PATIENCE = 10  # seconds that a child waits for torch.distributed to say its rank
+_PATIENCE = 10  # seconds that a child waits until torch.distributed sets its rank
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class Stream:
-    """Append `Event`s to `buffer`, with rank 0; call `full()` now and then."""
+    """Writer of events: append `Event`s to `buffer`, with rank 0; call `full()` now and then."""
 
     def __init__(self, output: str | None, ranks: frozenset[int] | None, parent: int | None = None) -> None:
         self.buffer: list[Event] = []
         self._output, self._ranks = output, ranks
         self._file: IO[bytes] | None = None
         self._rank: int | None = None
-        self._parent = parent  # the rank of the process that started this one, where that is watched too
+        self._parent = parent  # the rank of the parent process, if that is watched too
         self._closed = self._launched = False
         self._begin()
         _STREAMS.add(self)
@@ -49,12 +49,12 @@ class Stream:
     def _begin(self) -> None:
         self._lock, self._writing = threading.RLock(), False
         self._wake, self._decide = threading.Event(), time.monotonic() + _PATIENCE
-        # not a threading.Thread: programs that wait until they have one thread left must not wait for this one
+        # not a threading.Thread: programs that wait until one thread is left must not wait for this one
         _thread.start_new_thread(_write_now_and_then, (weakref.ref(self), self._wake))
 
     def taken_rank(self) -> int | None:
-        """Before a process is started: the rank whose stream is this one's, so that the child leaves it alone."""
-        if not starts_loader():  # who helps is no rank
+        """Return the rank of this stream before a process is started, so that the child does not take it."""
+        if not starts_loader():  # helpers are no ranks
             self._launched = True
             if self._file is None and rank_said() is None:
                 return None
@@ -64,14 +64,14 @@ class Stream:
         return len(self.buffer) >= FULL
 
     def write(self, *, last: bool = False) -> None:
-        """Write what is there; called again from inside itself it does nothing."""
+        """Write the buffered events; a nested call does nothing."""
         with self._lock:
             if self._writing or not (self.buffer or (last and self._file)):
                 return
             self._writing = True
             try:
                 self._write(last or self.full() or time.monotonic() > self._decide)
-            except OSError as error:  # a full disk is no reason to end the program
+            except OSError as error:  # a full disk must not end the program
                 self._ranks = frozenset()
                 self._print(f"the watch ends here: {error.filename or self._output}: {error.strerror or error}")
             finally:
@@ -81,13 +81,13 @@ class Stream:
         if self._rank is None:
             self._rank = self._parent if is_loader() and self._parent is not None else rank_of_process(surely=surely)
             if self._rank is None:
-                return  # torch.distributed will say
-        count = len(self.buffer)  # what others append meanwhile stays
+                return  # torch.distributed will set the rank
+        count = len(self.buffer)  # events appended meanwhile stay
         batch = self.buffer[:count]
         del self.buffer[:count]
         if self._ranks is not None and self._rank not in self._ranks:
             return
-        for event in batch if self._rank else ():  # that of rank 0 is there already
+        for event in batch if self._rank else ():  # events already have rank 0
             event.rank = self._rank
         if self._helper():
             for event in batch:
@@ -97,19 +97,19 @@ class Stream:
             return
         if self._file is None:
             batch.insert(0, self._mark("start", batch[0].time))
-        lines = _lines(batch)  # before the file is there: a process that is ended now leaves no empty one
+        lines = _lines(batch)  # before the file exists: a process that is ended now leaves no empty one
         if self._file is None:
             self._file = open(self._path(), "wb")  # noqa: SIM115 - open until the end
         self._file.write(lines)
         self._file.flush()
 
     def _helper(self) -> bool:
-        """Whether this is a process beside the one that has this rank, such as a loader of data."""
+        """Return True if this process helps the one that has this rank, such as a data loader."""
         return self._rank == self._parent and (is_loader() or os.environ.get("RANK", "").isdecimal())
 
     def _path(self) -> str:
         path = stream_path(str(self._output), self._rank or 0)
-        # who started the ranks without being one, or helps one of them, leaves the plain name to the rank
+        # processes that start ranks or help one leave the plain name to the rank
         beside = self._rank == self._parent or (self._launched and rank_said() is None)
         return path.replace(".jsonl", f".pid{os.getpid()}.jsonl") if beside else path
 
@@ -127,7 +127,7 @@ class Stream:
     def _print(self, text: str) -> None:
         stderr: Any = sys.stderr
         if stderr is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+            with contextlib.suppress(OSError, ValueError):  # the reader has gone
                 stderr.write(f"{text}\n")
                 stderr.flush()
 
@@ -146,7 +146,7 @@ class Stream:
         atexit.unregister(self.close)
 
     def after_fork(self) -> None:
-        """In the child: the parent writes what it had; ours begins here, in a file of its own."""
+        """Start a file of its own in a forked child: the parent writes its own events."""
         if self._closed:
             return
         self.buffer.clear()
@@ -161,10 +161,10 @@ class Stream:
 
 
 def _lines(batch: list[Event]) -> bytes:
-    encoder = msgspec.json.Encoder(enc_hook=str)  # C leaves tensors, and words about them, to become text here
+    encoder = msgspec.json.Encoder(enc_hook=str)  # C leaves tensors, and texts about them, to be formatted here
     try:
         return encoder.encode_lines(batch)
-    except UnicodeEncodeError:  # texts of the program with half a character
+    except UnicodeEncodeError:  # texts of the program with unpaired surrogates
         for event in batch:
             event.text = str(event.text).encode("utf-8", "replace").decode()
             event.thread = event.thread.encode("utf-8", "replace").decode()

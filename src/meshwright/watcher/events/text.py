@@ -10,7 +10,8 @@ MAIN = "MainThread"
 
 
 def line_of(event: Event) -> str:
-    """
+    """Return an event as one line for people.
+
     >>> line_of(Event("set", 10**18, 0, "MainThread", 1, "Counter.n", "count.py:7", old="1", new="2"))[16:]
     'r0   set Counter.n  1 -> 2  count.py:7'
     """
@@ -22,7 +23,7 @@ def line_of(event: Event) -> str:
 
 
 def words_of(event: Event) -> str:
-    """What happened, without when and where in the tree."""
+    """Return what happened, without the time and the position in the call tree."""
     parts = [f"{event.event} {event.name}"]
     if event.event == "set":
         parts.append(f"{event.old} -> {event.new}" if event.old is not None else f"= {event.new}")
@@ -33,7 +34,8 @@ def words_of(event: Event) -> str:
 
 
 def took(nanoseconds: int | None) -> str:
-    """
+    """Return a duration as text.
+
     >>> took(1500), took(2_500_000), took(None)
     ('1.5 us', '2.5 ms', '')
     """

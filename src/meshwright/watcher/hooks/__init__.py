@@ -1,10 +1,10 @@
-"""What a watched call does: its hooks, and where it looks at names.
+"""Hooks of watched calls, and the points at which they look at names.
 
-- `follow`: what is followed beside calls, attributes, locals and globals, and how a change of them is said
-- `full`: hooks that also look at attributes, locals, globals and what a wrapper says
-- `hooks`: what a watched function calls
-- `objects`: which names are followed, and what every watched object held when last looked at
-- `points`: where in a code object a look is due
-- `site`: what is fixed about one watched code object
-- `steps`: what a watched call does, step by step
+- `follow`: followed names beside calls (attributes, locals, globals), and reports of their changes
+- `full`: hooks that also look at attributes, locals, globals and wrappers
+- `hooks`: hooks that a watched function calls
+- `objects`: followed names, and the last seen values of every watched object
+- `points`: points in a code object at which to look
+- `site`: fixed facts of one watched code object
+- `steps`: steps of a watched call
 """

@@ -1,4 +1,4 @@
-"""What is followed beside calls, attributes, locals and globals, and how a change of them is said."""
+"""Followed names beside calls (attributes, locals, globals), and reports of their changes."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Where = tuple[str, int, str]  # file:line, depth, words
 
 
 class Call(msgspec.Struct, eq=False):
-    """A watched call that has begun; `pop` reads its key."""
+    """Watched call that has begun; `pop` reads its key."""
 
     key: object
     start: int  # nanoseconds
-    thing: object  # its first argument, where that is followed
+    thing: object  # the first argument, if it is followed
     seen: Seen | None
-    names: Snapshot | None  # of its local variables
-    frame: int  # the identity of the frame that runs it
+    names: Snapshot | None  # local variables
+    frame: int  # the identity of the running frame
 
     def __getitem__(self, index: int) -> object:
         return (self.key, self.start, self.frame)[index]
 
 
 class Follower:
-    """What is followed, and how it is said."""
+    """Follower of names, with the rules and output of a watch."""
 
     def __init__(self, recorder: Recorder, names: tuple[Names, Names, Names], said: Said, frames_up: int) -> None:
         self.recorder = recorder
         self.attributes, self.names, self.globals = names
         self.said, self.up, self.objects = said, frames_up, Objects(self.attributes)
         self._words, self._modules = bool(said), dict[int, Snapshot]()
-        makers()  # what has to be built is built before the program goes on
+        makers()  # builds the C code before the program goes on
 
     def look_at_names(
         self, names: Snapshot | None, frame: FrameType, followed: tuple[str, ...], found: list[Change]
     ) -> Snapshot | None:
-        """The local variables of a frame that are followed; what is different among them is added."""
+        """Look at the followed local variables of a frame; append changes, and return the new snapshot."""
         held = frame.f_locals
         items = {name: held[name] for name in followed if name in held}
         if names is None:
@@ -68,7 +68,7 @@ class Follower:
         return not hidden and self.globals.hold(name)
 
     def say(self, thread: Thread, owner: str, changes: list[Change], where: Where) -> None:
-        """Of an owner: "Class.", "global ", or "" of a local variable."""
+        """Report changes of an owner: "Class.", "global ", or "" for local variables."""
         at, depth, text = where
         shift, emit = self.recorder.shift, self.recorder.emit
         for one in changes:

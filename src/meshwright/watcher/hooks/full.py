@@ -1,4 +1,4 @@
-"""Hooks that also look at attributes, locals, globals and what a wrapper says."""
+"""Hooks that also look at attributes, locals, globals and wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.watcher.values.unchanged import makers
 
 
 class Full:
-    """The hooks of one code object, with everything that is followed."""
+    """Hooks of one code object, with everything that is followed."""
 
     def __init__(self, follow: Follower, code: CodeType) -> None:
         site, self._said, self._up = StagePlacement(code), follow.said, follow.up
@@ -25,7 +25,7 @@ class Full:
         self._points = points_of(code, decode(code), attributes=holds, names=names, globals_=globals_)
         self._frames = bool(follow.names or follow.globals) and self._points.frames
         parts, make = parts_of(follow, site, attributes=self._attributes, frames=self._frames), makers().steps
-        # these do not know us: a cycle would keep the code alive
+        # these do not refer to us: a cycle would keep the code alive
         self._steps: Any = Steps(parts, follow, frames=self._frames) if make is None or follow.globals else make(parts)
 
     def hooks(self) -> Hooks:

@@ -1,4 +1,4 @@
-"""What a watched function calls: the hooks of one code object, in a short form (calls only) and a full one."""
+"""Hooks of one code object that a watched function calls, in a short form (calls only) and a full one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshwright.watcher.values.unchanged import makers
 
 
 class Missed(list[object]):
-    """A constant of watched codes, which have to have a hash."""
+    """List of dropped exceptions that is hashable, as a constant of watched code."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -31,26 +31,26 @@ class Missed(list[object]):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    enter: Callable[[object], None]  # gets the first argument where `wants_self`, else None
-    leave: Callable[[object, int], None]  # gets what is returned, and the byte of the instruction
-    suspend: Callable[[object, int], None]  # a generator or coroutine pauses with a value
+    enter: Callable[[object], None]  # gets the first argument if `wants_self`, else None
+    leave: Callable[[object, int], None]  # gets the returned value, and the byte of the instruction
+    suspend: Callable[[object, int], None]  # gets the yielded value when a generator or coroutine pauses
     resume: Callable[[], None]
     raised: Callable[..., None]  # gets the exception, or finds it in sys.exc_info()
-    point: Callable[[Point], None] | None = None  # something may have changed
-    points: dict[int, Point] = field(default_factory=dict)  # where that is called: byte of the instruction after it
+    point: Callable[[Point], None] | None = None  # called where something may have changed
+    points: dict[int, Point] = field(default_factory=dict)  # points by the byte of the instruction after them
     wants_self: bool = False
-    missed: Missed = field(default_factory=Missed)  # grows when `raised` could not be called: too many calls
+    missed: Missed = field(default_factory=Missed)  # grows when recursion was too deep to call `raised`
 
 
 class Recorder:
-    """What all hooks of a watch share."""
+    """State that all hooks of a watch share."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.on = stream, True
         self.emit = stream.buffer.append
-        self.shift = time_ns() - perf_counter_ns()  # monotonic, but as if since 1970: ranks are merged by time
+        self.shift = time_ns() - perf_counter_ns()  # monotonic, but counted from 1970: ranks are merged by time
         self.local = threading.local()
-        self._unknown = count(1)  # threads that Python's threading did not start
+        self._unknown = count(1)  # numbers of threads that Python's threading did not start
 
     def thread(self) -> Thread:
         try:
@@ -60,7 +60,7 @@ class Recorder:
             return self.local.thread  # type: ignore[no-any-return]
 
     def _thread_name(self) -> str:
-        """As `current_thread()` says it, which would keep an object for ever where the program itself made none."""
+        """Return the name that `current_thread()` gives; that call would keep an object forever for foreign threads."""
         known = vars(threading)["_active"].get(threading.get_ident())
         return known.name if known is not None else f"Dummy-{next(self._unknown)}"
 
@@ -68,7 +68,7 @@ class Recorder:
         return perf_counter_ns() + self.shift
 
     def excuse(self, thread: Thread, name: str, error: Exception) -> None:
-        """Looking at something has failed: the program goes on, and the stream says so."""
+        """Note in the stream that looking at something has failed; the program goes on."""
         self.emit(
             Event("note", self.now(), 0, thread.name, len(thread.calls), name, text=f"not seen: {error_text(error)}")
         )
@@ -87,24 +87,24 @@ def error_text(error: BaseException | None) -> str:
 
 
 def raised_at(code: CodeType, error: BaseException | None) -> str:
-    """Where in this code an exception came from, itself or through a call."""
+    """Return the line of this code from which an exception came, itself or through a call."""
     trace = error.__traceback__ if error is not None else None
     return place(code, trace.tb_lineno if trace is not None else None)
 
 
 class CallsOnly:
-    """Runs, ends and raises of one code object.
+    """Hooks for runs, ends and raises of one code object.
 
-    `enter` and `leave` are what a watched call pays: all that is fixed is bound beforehand, and nothing is called twice.
+    A watched call pays for `enter` and `leave`: all that is fixed is bound beforehand, and nothing is called twice.
     """
 
     def __init__(self, recorder: Recorder, code: CodeType) -> None:
         self._recorder, self._code, self._key = recorder, code, object()
         self._name, self._at, self._pauses = code.co_qualname, place(code), pauses(code)
-        self._missed, self._dropped = Missed(), dict[int, int]()  # the latter by thread: how many were seen to
+        self._missed, self._dropped = Missed(), dict[int, int]()  # the latter by thread: misses handled
 
     def hooks(self) -> Hooks:
-        # which of several generators runs is told by its frame, for which others need not pay
+        # the frame tells which of several generators runs; other functions need not pay for it
         enter, leave = (self._started, self._returned) if self._pauses else (self._enter(), self._leave())
         return Hooks(enter, leave, self._suspend, self._resume, self._raised, missed=self._missed)
 
@@ -168,34 +168,34 @@ class CallsOnly:
             self._stop("raise", error_text(gone), raised_at(self._code, gone))
 
     def _stop(self, event: str, text: str = "", where: str = "") -> None:
-        """The way out that is not the usual one."""
+        """Record an exit other than a normal return."""
         thread = self._recorder.thread()
         frame = running(self._code) if self._pauses else None
         if self._pauses and call_of(thread.calls, self._key, frame) is None:
-            self._resume()  # it paused, and was woken by `throw` or `close`
+            self._resume()  # a paused generator was woken by `throw` or `close`
         if self._missed:
             self._drop(thread)
         time = self._recorder.now()
         began = pop(thread.calls, self._key, frame)
-        if self._recorder.on and began is not None:  # else it began before the watch did
+        if self._recorder.on and began is not None:  # else it began before the watch
             depth, duration = len(thread.calls), time - began[1]
             self._recorder.emit(Event(event, time, 0, thread.name, depth, self._name, where, duration, text=text))
             if len(self._recorder.stream.buffer) >= FULL:
                 self._recorder.stream.write()
 
     def _drop(self, thread: Thread) -> None:
-        """Calls that were left when there were too many to tell us; what is above the last goes with it."""
+        """Drop calls that ended without a hook, because recursion was too deep, with all calls above the last."""
         if self._dropped.get(id(thread)) == len(self._missed):
             return
         missed = len(self._missed)
         there = sum(one[0] is self._key for one in thread.calls) - sum(1 for _ in frames_of(self._code))
         for _ in range(there):
             pop(thread.calls, self._key)
-        self._dropped[id(thread)] = missed  # last: this may be one call too many, too
+        self._dropped[id(thread)] = missed  # last: this call itself may exceed the recursion limit
 
 
 def frames_of(code: CodeType) -> Iterator[FrameType]:
-    """Those of this thread that run the code, the last one first; its hooks make it another object."""
+    """Yield this thread's frames that run the code, innermost first; with hooks it is another object."""
     frame: FrameType | None = sys._getframe(1)
     wanted = code.co_firstlineno, code.co_qualname, code.co_filename
     while frame is not None:
@@ -206,22 +206,22 @@ def frames_of(code: CodeType) -> Iterator[FrameType]:
 
 
 def running(code: CodeType) -> int:
-    """The identity of the frame that runs it: of several generators of one function every one has its own."""
+    """Return the identity of the frame that runs the code: generators of one function each have their own."""
     return id(next(frames_of(code), None))
 
 
 def pauses(code: CodeType) -> bool:
-    """Whether it is a generator or coroutine."""
+    """Return True for a generator or coroutine."""
     return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def call_of(calls: list[Any], key: object, frame: int | None) -> Any:
-    """The call of this frame; None where it has not begun, as far as we know."""
+    """Return the call of this frame, or None if no start was recorded."""
     return next((one for one in reversed(calls) if one[0] is key and one[2] == frame), None)
 
 
 def pop(calls: list[Any], key: object, frame: int | None = None) -> Any:
-    """The call of this key, and frame, and out with what lies above it; None where it began before the watch."""
+    """Remove and return the call of this key and frame, with those above it; None if it began before the watch."""
     for i in range(len(calls) - 1, -1, -1):
         if calls[i][0] is key and (frame is None or calls[i][2] == frame):
             found = calls[i]

@@ -1,4 +1,4 @@
-"""Which names are followed, and what every watched object held when last looked at."""
+"""Followed names, and the last seen values of every watched object."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from meshwright.watcher.values.snapshot import Snapshot
 
 _NONE: Mapping[str, object] = {}
-_OF_A_MODULE = ("_parameters", "_buffers", "_modules")  # what nn.Module keeps apart, and shows as attributes
+_OF_A_MODULE = ("_parameters", "_buffers", "_modules")  # nn.Module stores these apart, and shows them as attributes
 
 
 Places = tuple[tuple[str, ...], tuple[str, ...]]  # where attributes are besides __dict__: slots, and dicts in it
 
 
 class Names:
-    """Which names are followed: all, or those that a pattern fits.
+    """Filter of names: all, or those that a pattern matches.
 
     >>> Names(["loss*"]).hold("loss_scale"), Names(True).hold("step"), bool(Names(False))
     (True, True, False)
@@ -30,7 +30,7 @@ class Names:
         return bool(self._asked)
 
     def filter(self) -> Callable[[str, object], bool] | None:
-        """None where all are followed."""
+        """Return the filter, or None if all names are followed."""
         return None if self._asked is True else self.hold
 
     def hold(self, name: str, value: object = None) -> bool:
@@ -42,7 +42,7 @@ class Names:
 
 
 class Seen(Snapshot):
-    """The last look at one object."""
+    """Last look at one object."""
 
     __slots__ = ("_apart", "_slots", "in_dict", "thing", "weak")
 
@@ -51,13 +51,13 @@ class Seen(Snapshot):
         self.thing: Callable[[], object]
         try:
             self.thing, self.weak = weakref.ref(thing, forget), True
-        except TypeError:  # of __slots__ without __weakref__: held until it is left, see `Objects.forget`
+        except TypeError:  # __slots__ without __weakref__: held until its last call ends, see `Objects.forget`
             self.thing, self.weak = lambda: thing, False
         self.in_dict = not any(places) and hasattr(thing, "__dict__")  # then `items` is just that
         super().__init__(self.items(thing), names.filter())
 
     def items(self, thing: Any) -> Mapping[str, object]:
-        """Its attributes, without asking properties."""
+        """Return the attributes, without evaluating properties."""
         if not self._slots and not self._apart:
             return getattr(thing, "__dict__", _NONE)
         found = dict(getattr(thing, "__dict__", ()))
@@ -72,27 +72,27 @@ class Seen(Snapshot):
 
 
 class Objects:
-    """The last look at every watched object, shared by all calls on it, so that a change is said once."""
+    """Last looks at all watched objects, shared by their calls, so that a change is reported once."""
 
     def __init__(self, names: Names) -> None:
         self._names, self._places = names, dict[type, Places]()
         self.known: dict[int, Seen] = {}  # by id; an entry may be of an object that is gone
 
     def seen(self, thing: object) -> Seen:
-        """The last look at an object, or a first one."""
+        """Return the last look at an object, or a first one."""
         key = id(thing)
         found = self.known.get(key)
         if found is not None and found.thing() is thing:
             return found
         kind = type(thing)
         if kind not in self._places:
-            by_name = self._names.filter() is not None  # all: then what is kept apart is one attribute each
+            by_name = self._names.filter() is not None  # without a filter each separate dict is one attribute
             self._places[kind] = _slots(kind), _OF_A_MODULE if by_name and _is_module(kind) else ()
         found = self.known[key] = Seen(thing, self._names, self._places[kind], lambda _: self.known.pop(key, None))
         return found
 
     def forget(self, thing: object) -> None:
-        """Let go of an object that cannot be held weakly."""
+        """Forget an object that cannot be referenced weakly."""
         self.known.pop(id(thing), None)
 
 
@@ -101,7 +101,7 @@ def _is_module(kind: type) -> bool:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    """Names as they are stored: a class writes its own into those that begin with two underscores."""
+    """Return slot names as they are stored: a class mangles names with two leading underscores."""
     found = []
     for one in kind.__mro__:
         slots = one.__dict__.get("__slots__", ())

@@ -1,8 +1,8 @@
-"""Where in a code object a look is due: after lines that can change something, decided once, from the bytecode.
+"""Points in a code object at which to look: after lines that can change something, found once, from the bytecode.
 
-Most lines cannot change an attribute at all, and a line that only stores `self.x` can change no other; so a watched call
-pays for the lines that matter. What is not foreseen here (a property that writes when it is read, an operator with side
-effects, another thread) is found by the next look, at the latest when the call is left.
+Most lines cannot change an attribute, and a line that only stores `self.x` changes no other. So a watched call pays
+only for the lines that matter. Other changes (a property that writes when read, an operator with side effects, another
+thread) are found by the next look, at the latest when the call ends.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ class Instruction(NamedTuple):
     arg: int
 
     def target(self) -> int:
-        """The byte that a jump leads to."""
+        """Return the byte that a jump leads to."""
         return self.end + 2 * (-self.arg if self.op in BACKWARD else self.arg)
 
 
 class Point(NamedTuple):
-    """Before the instruction it belongs to, something may be other than it was before `line`."""
+    """Point before an instruction, at which values may differ from those before `line`."""
 
-    line: int | None  # None: the line that raised the exception that is being handled
+    line: int | None  # None: the line that raised the exception being handled
     stored: tuple[str, ...]  # attributes of the first argument that it stores or deletes
-    frame: bool  # local or global variables that are followed are stored
-    whole: bool  # anything may be different
+    frame: bool  # followed local or global variables are stored
+    whole: bool  # anything may have changed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As a plain tuple: who pickles a watched code may load it where meshwright is not."""
+        """Pickle as a plain tuple: watched code may be loaded where meshwright is missing."""
         return tuple, (tuple(self),)
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
     at: dict[int, Point]  # by the `start` of the instruction
-    frames: bool  # whether local or global variables can be different at all
+    frames: bool  # True if local or global variables can change at all
 
 
 def decode(code: CodeType) -> tuple[Instruction, ...]:
-    """The instructions, each with its EXTENDED_ARGs and caches.
+    """Decode the instructions, each with its EXTENDED_ARGs and caches.
 
     >>> [dis.opname[one.op] for one in decode((lambda: None).__code__)][0]
     'RESUME'
@@ -82,7 +82,7 @@ def decode(code: CodeType) -> tuple[Instruction, ...]:
     return _decoded(code.co_code)
 
 
-@functools.lru_cache(maxsize=4)  # who decides where to look and who puts calls there ask for the same
+@functools.lru_cache(maxsize=4)  # the search for points and the insertion of calls ask for the same code
 def _decoded(raw: bytes) -> tuple[Instruction, ...]:
     extended, start, found = 0, -1, list[Instruction]()
     ops, args = raw[::2] + b"\xff", raw[1::2]
@@ -103,7 +103,7 @@ def _decoded(raw: bytes) -> tuple[Instruction, ...]:
 def points_of(
     code: CodeType, body: Sequence[Instruction], *, attributes: Holds, names: Holds, globals_: Holds
 ) -> Points:  # fmt: skip
-    """Where to look, for names that these hold."""
+    """Return the points at which to look for followed names."""
     effects = _Effects(code, body, attributes, names, globals_)
     found: dict[int, Point] = {}
     frames, i = False, 0
@@ -121,7 +121,7 @@ def points_of(
 
 
 def _runs(code: CodeType) -> Iterator[tuple[int, int]]:
-    """(byte after the last, line) of neighbours on one line; what has no line belongs to the one before."""
+    """Yield (byte after the last, line) of runs on one line; instructions without a line belong to the run before."""
     last, line = 0, code.co_firstlineno
     for start, end, here in code.co_lines():
         if here is not None and here != line:
@@ -134,7 +134,7 @@ def _runs(code: CodeType) -> Iterator[tuple[int, int]]:
 def _points_of_run(
     body: Sequence[Instruction], first: int, end: int, line: int, effects: _Effects, found: dict[int, Point]
 ) -> bool:
-    """One line's: before every way out of it. Whether local or global variables can be different after it."""
+    """Find the points of one line, before each of its exits; return True if variables may change after it."""
     stored: list[str] = []
     frame, whole, inner, ever = False, False, False, False
     for i in range(first, end):
@@ -145,7 +145,7 @@ def _points_of_run(
             elif stored or frame or whole:
                 found[one.start] = Point(line, tuple(dict.fromkeys(stored)), frame, whole)
                 ever |= frame or whole
-                if not inner:  # every way on has passed that point
+                if not inner:  # every exit has passed that point
                     stored, frame, whole = [], False, False
         if one.op not in _MATTERS:
             continue
@@ -159,7 +159,7 @@ def _points_of_run(
 
 
 class _Effects:
-    """What single instructions do to names that are followed."""
+    """Effects of single instructions on followed names."""
 
     def __init__(
         self, code: CodeType, body: Sequence[Instruction], attributes: Holds, names: Holds, globals_: Holds
@@ -169,7 +169,7 @@ class _Effects:
         self._first = code.co_argcount > 0 and not moved and code.co_varnames[0] not in code.co_cellvars
 
     def of(self, body: Sequence[Instruction], i: int, first: int) -> tuple[str, bool, bool]:
-        """(attribute of the first argument that it stores, whether it stores a variable, whether all may differ)"""
+        """Return (attribute of the first argument that it stores, True if it stores a variable, True if all may change)"""
         one = body[i]
         if one.op in _ATTRIBUTE:
             if not self._first or not _of_first(body, i, first):
@@ -177,12 +177,12 @@ class _Effects:
             name = self._code.co_names[one.arg]
             return name if self._attributes(name) else "", False, False
         if one.op in _VARIABLE:
-            # x += 1: what x is may be held by an attribute too
+            # x += 1: an attribute may hold the object x too
             return "", self._variable(one), one.op in _LOCAL and i > first and _in_place(body[i - 1])
         return "", False, one.op in _ANYTHING
 
     def _variable(self, one: Instruction) -> bool:
-        """Whether it stores or deletes a variable that is followed."""
+        """Return True if it stores or deletes a followed variable."""
         if one.op in _LOCAL:
             return any(self._names(self._code.co_varnames[i]) for i in _places(one))
         if one.op in _CELL:
@@ -191,7 +191,7 @@ class _Effects:
 
 
 def _places(one: Instruction) -> tuple[int, ...]:
-    """Numbers of the local variables that it stores."""
+    """Return the numbers of the local variables that it stores."""
     name = dis.opname[one.op]
     if name == "STORE_FAST_STORE_FAST":
         return one.arg >> 4, one.arg & 15
@@ -210,7 +210,7 @@ def _of_first(body: Sequence[Instruction], i: int, first: int) -> bool:
 
 
 def _loads_first(one: Instruction) -> bool:
-    """Whether the first argument lies on top after it."""
+    """Return True if the first argument is on top of the stack after it."""
     return (one.op in _LOADS and one.arg == 0) or (one.op in _LOADS_LAST and one.arg & 15 == 0)
 
 

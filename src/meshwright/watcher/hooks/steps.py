@@ -1,7 +1,7 @@
-"""What a watched call does, step by step: it starts, comes by points where something may be different, and is left.
+"""Steps of a watched call: it starts, passes points where something may have changed, and ends.
 
-`Steps` is what says how; steps.c does the same where it can be built and no global variables are followed. What happens
-seldom is `Rare`, for both.
+`Steps` is the reference; steps.c does the same if it can be built and no global variables are followed. `Rare` does
+what is seldom needed, for both.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from meshwright.watcher.values.thread import Thread
 from meshwright.watcher.wrappers import argument_names
 
 _BEFORE = "before this call"
-Words = Callable[[str, Any], str]  # what a wrapper says about a call or a value
+Words = Callable[[str, Any], str]  # text of a wrapper about a call or a value
 
 
 class Rare:
-    """What is too rare to be fast. It knows nobody who knows it: a cycle would keep the code alive."""
+    """Steps too rare to need speed. It has no reference to its owner: a cycle would keep the code alive."""
 
     def __init__(self, follow: Follower, site: StagePlacement) -> None:
         self._follow, self._site = follow, site
@@ -41,18 +41,18 @@ class Rare:
     def look(
         self, thread: Thread, thing: object, seen: Seen, items: Any, stored: tuple[str, ...] | None, where: Where
     ) -> None:
-        """Say what is different among all attributes of an object, or among those that were stored."""
+        """Report changes among all attributes of an object, or among those that were stored."""
         found: list[Change] = []
         try:
             if stored is None:
                 seen.look(items, found)
             else:
                 seen.stored(stored, items, found)
-        finally:  # what was found is said, also if there was more that cannot be looked at
+        finally:  # report changes also if a later value cannot be looked at
             self._follow.say(thread, f"{type(thing).__name__}.", found, where)
 
     def take(self, thread: Thread, name: str, old: object, value: object, where: Where) -> object:
-        """Say that a local variable has another value; what to remember of it."""
+        """Report that a local variable has another value; return what to remember of it."""
         if type(old) is type(value) and kind_of(value) == 0 and old == value:
             return value
         mark, change = take(name, old, value)
@@ -63,7 +63,7 @@ class Rare:
         self._follow.say(thread, "", [gone(name, old)], where)
 
     def forget(self, thread: Thread, thing: object) -> None:
-        """Let go of an object that cannot be held weakly, once the last call on it is left."""
+        """Forget an object that cannot be referenced weakly, once the last call on it has ended."""
         if not any(one.thing is thing for one in thread.calls):
             self._follow.objects.forget(thing)
 
@@ -71,13 +71,13 @@ class Rare:
         self._follow.recorder.excuse(thread, self._site.name, error)
 
     def handled(self) -> int:
-        """The line of the watched frame that raised the exception which is being handled."""
+        """Return the line of the watched frame that raised the exception being handled."""
         error = sys.exc_info()[1]
         return error.__traceback__.tb_lineno if error is not None and error.__traceback__ is not None else 0
 
 
 class Parts(NamedTuple):
-    """All that is fixed about the steps of one code object; steps.c reads it in this order."""
+    """Fixed data of the steps of one code object; steps.c reads it in this order."""
 
     local: Any  # holds the `Thread`
     recorder: Recorder
@@ -85,26 +85,26 @@ class Parts(NamedTuple):
     event: type[Event]
     now: Callable[[], int]
     shift: int
-    key: object  # of its calls
+    key: object  # key of its calls
     name: str
     at: str
     file: str
-    own: dict[type, bool]  # kinds of first arguments -> whether those are the method's object
+    own: dict[type, bool]  # type of the first argument -> True if that is the method's object
     known: dict[int, Seen]  # id of an object -> the last look at it
     called: Words | None
     returned: Words | None
-    plain: bool  # whether these are those of `Plain`
-    names: tuple[str, ...]  # local variables that are followed, in their order
-    places: tuple[int, ...]  # theirs in the frame; ~place of one that inner functions share
-    arguments: tuple[str, ...]  # that `Plain` shows
+    plain: bool  # True if the wrapper is `Plain`
+    names: tuple[str, ...]  # followed local variables, in order
+    places: tuple[int, ...]  # their slots in the frame; ~slot of one that inner functions share
+    arguments: tuple[str, ...]  # arguments that `Plain` shows
     argument_places: tuple[int, ...]
     kinds: dict[type, int]  # see `marks.kind_of`
-    nothing: object  # what a name held that is new
-    first: str | None  # the first argument's name, where its object is followed
+    nothing: object  # stands for the value of a new name
+    first: str | None  # the first argument's name, if its object is followed
     rare: Rare
-    pauses: bool  # whether it is a generator or coroutine
+    pauses: bool  # True for a generator or coroutine
     up: int  # frames from a hook to the watched one
-    full: int  # events after which they are written at once
+    full: int  # number of events at which they are written at once
 
 
 def parts_of(follow: Follower, site: StagePlacement, *, attributes: bool, frames: bool) -> Parts:
@@ -142,7 +142,7 @@ def parts_of(follow: Follower, site: StagePlacement, *, attributes: bool, frames
 
 
 class Steps:
-    """The steps of one code object."""
+    """Steps of one code object."""
 
     def __init__(self, parts: Parts, follow: Follower, *, frames: bool) -> None:
         self._is, self._rare, self._follow, self._frames = parts, parts.rare, follow, frames
@@ -165,7 +165,7 @@ class Steps:
                 names = self._look_at_frame(thread, None, frame, where)
             if parts.called is not None:
                 text = parts.called(parts.name, frame)
-        except Exception as error:  # of the program's own __eq__, __len__ or properties
+        except Exception as error:  # raised by the program's own __eq__, __len__ or properties
             self._rare.excuse(thread, error)
         finally:
             thread.busy = False
@@ -200,20 +200,20 @@ class Steps:
         self.stop("end", self._is.returned, value, sys._getframe(self._is.up), at)
 
     def wake(self, frame: FrameType) -> None:
-        """It paused, and goes on."""
+        """Record that a paused call goes on."""
         self.start(frame.f_locals.get(self._is.first) if self._is.first is not None else None, "resume", frame)
 
     def stop(self, event: str, words: Words | None, value: object, frame: FrameType, at: int | None) -> None:
-        """It pauses or is left; `at` is the byte of the instruction, None where the value is an exception."""
+        """Record that a call pauses or ends; `at` is the byte of the instruction, or None if the value is an exception."""
         thread, parts = self._recorder.thread(), self._is
         if thread.busy or not self._recorder.on:
             return
         if parts.pauses and call_of(thread.calls, parts.key, id(frame)) is None:
             self.wake(frame)  # by `throw` or `close`
-        time = parts.now() + parts.shift  # before our looking
+        time = parts.now() + parts.shift  # before our own work
         call = pop(thread.calls, parts.key, id(frame))
         if call is None:
-            return  # it began before the watch did
+            return  # it began before the watch
         text = self._last_look(thread, call, words, value, frame, at)
         where = "" if event == "end" else self._rare.left_at(at, value) if event == "raise" else parts.at
         last, depth, took = parts.now() + parts.shift, len(thread.calls), time - call.start
@@ -224,7 +224,7 @@ class Steps:
     def _last_look(
         self, thread: Thread, call: Call, words: Words | None, value: object, frame: FrameType, at: int | None
     ) -> str:
-        """What the wrapper says, after what is different was said."""
+        """Report the last changes, and return the wrapper's text."""
         where = lambda: (self._rare.left_at(at, value), len(thread.calls) + 1, "")  # noqa: E731
         thread.busy = True
         try:
@@ -242,7 +242,7 @@ class Steps:
             thread.busy = False
 
     def _seen(self, thing: object) -> Seen | None:
-        """The last look at the object that a method runs on, or a first one; None where it runs on none."""
+        """Return the last look at the method's object, or a first one; None if it runs on none."""
         if not (self._is.own.get(type(thing)) or self._rare.is_own(thing)):
             return None
         seen = self._is.known.get(id(thing))

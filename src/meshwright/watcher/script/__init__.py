@@ -1,5 +1,5 @@
-"""A program run as Python would run it, watched from its first line.
+"""Watching a script or module from its first line.
 
 - `program`: a program as Python would find it
-- `script`: a script or module run as Python would run it, watched from its first line until its last thread has ended
+- `script`: run the program as Python would, and watch it until its last thread has ended
 """

@@ -1,4 +1,4 @@
-"""A program as Python would find it: its code, its name for targets, and the namespace that it runs in."""
+"""A program as Python would find it: its code, its name for targets, and its namespace."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from meshwright.errors import InputError
 @dataclass(frozen=True, slots=True)
 class Program:
     code: CodeType
-    source: str | bytes  # empty where only the code is there
+    source: str | bytes  # empty if only compiled code exists
     path: str  # absolute, as Python makes it
     called: str  # its sys.argv[0]
-    names: frozenset[str]  # what a target may call it
-    spec: ModuleSpec | None  # of a module; a script has none
-    folder: str  # first on the path
+    names: frozenset[str]  # names that a target may use for it
+    spec: ModuleSpec | None  # of a module; None for a script
+    folder: str  # first on sys.path
 
 
 def namespace(program: Program) -> dict[str, Any]:
-    """A new `__main__`, with all that Python puts into it."""
+    """Return a new `__main__` namespace, with all that Python puts into it."""
     main = ModuleType("__main__")
     main.__file__, main.__spec__ = program.path, program.spec
     main.__loader__ = program.spec.loader if program.spec else SourceFileLoader("__main__", program.path)
@@ -40,7 +40,7 @@ def namespace(program: Program) -> dict[str, Any]:
 
 
 def script(path: str) -> Program:
-    where = os.path.join(os.getcwd(), path)  # not made shorter: tracebacks show it as Python's own do
+    where = os.path.join(os.getcwd(), path)  # not shortened: tracebacks show it as Python's own do
     try:
         with open(path, "rb") as file:
             source = file.read()

@@ -1,4 +1,4 @@
-"""A script or module run as Python would run it, watched from its first line until its last thread has ended."""
+"""Run a script or module as Python would, watched from its first line until its last thread has ended."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from meshwright.watcher.targets.targets import Found, Target, in_code, in_module
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """End of a program."""
 
-    code: int  # its exit code
+    code: int  # exit code
     never: list[str]  # targets whose modules it never imported
-    mistaken: bool  # whether a module that it imported lacks a target
+    mistaken: bool  # True if an imported module lacks a target
 
 
 def run(
     words: Sequence[str], targets: Sequence[str], tell: Callable[[InputError], None], *, module: bool, **options: Any
 ) -> Ended:
-    """Run a program with arguments under a watch, as Python would: what it raises is shown, its threads are waited for.
+    """Run a program with arguments under a watch, as Python would: show its errors, and wait for its threads.
 
-    Without targets all of its own functions are watched. `tell` is called, once, with a target that turns out to be wrong
-    when the program imports its module: the program goes on.
+    Without targets all of its own functions are watched. `tell` is called once with a target that turns out to be wrong
+    when the program imports its module; the program goes on.
     """
     program = programs.module(words[0]) if module else programs.script(words[0])
     asked = [Target.parse(one) for one in targets] or [Target("__main__")]
@@ -51,7 +51,7 @@ def run(
             if target.module == now.__name__ and watch.wanted() and target not in mistakes:
                 try:
                     found[target] = in_module(now, target)
-                except InputError as problem:  # the program's own import is none of its business
+                except InputError as problem:  # the program's own import does not fail for it
                     mistakes.add(target)
                     tell(problem)
         if found:
@@ -59,7 +59,7 @@ def run(
 
     def start() -> None:
         if watch.wanted():
-            watch.add({Target("__main__", one.name): Found([], []) for one in own})  # for processes that it starts
+            watch.add({Target("__main__", one.name): Found([], []) for one in own})  # for child processes
             watch.backend().run(program.code, codes, programs.namespace(program))
         else:
             exec(program.code, programs.namespace(program))
@@ -77,7 +77,7 @@ def _check(modules: set[str]) -> None:
 
 
 def _to_its_end(start: Callable[[], None]) -> int:
-    """The exit code, once no thread is left that Python would wait for."""
+    """Return the exit code, once no thread is left that Python would wait for."""
     code = 0
     try:
         start()
@@ -89,8 +89,8 @@ def _to_its_end(start: Callable[[], None]) -> int:
         _say_error(error)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     try:
-        vars(threading)["_shutdown"]()  # what Python calls as its last act, and may call again then
-    except BaseException as error:  # Ctrl-C: Python says so, and ends as it would have
+        vars(threading)["_shutdown"]()  # Python calls this as its last act, and may call it again then
+    except BaseException as error:  # Ctrl-C: Python reports it, and ends as it would have
         _say_error(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
     return code
 
@@ -99,19 +99,19 @@ def _exit_code(left: SystemExit) -> int:
     if left.code is None or isinstance(left.code, int):
         return left.code or 0
     if sys.stderr is not None:
-        sys.stderr.write(f"{left.code}\n")  # a text, as Python shows it
+        sys.stderr.write(f"{left.code}\n")  # a text, which Python prints
     return 1
 
 
 def _from_program(error: BaseException) -> bool:
-    """Whether the program itself raised it."""
+    """Return True if the program itself raised it."""
     return any(frame.f_globals.get("__name__") == "__main__" for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _say_error(error: BaseException) -> None:
-    """The traceback as the program would have shown it by itself: without our frames above it."""
+    """Print the traceback as the program would by itself: without our frames above it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
         trace = trace.tb_next
     error = error.with_traceback(trace or error.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)  # the program may have put its own there
+    sys.excepthook(type(error), error, error.__traceback__)  # the program may have set its own

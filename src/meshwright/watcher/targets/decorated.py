@@ -1,4 +1,4 @@
-"""Functions with a watched code that a call made before the watch began: decorated ones, mostly, in other modules."""
+"""Find functions with watched code that were created before the watch began, mostly decorated ones in other modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import CodeType, FunctionType
 
 
 def made_before(functions: Sequence[FunctionType]) -> tuple[list[FunctionType], bool]:
-    """Those that lie near, and whether there may be more: then it is worth searching the whole memory."""
+    """Return functions found nearby, and True if there may be more, so that a search of all memory is worth it."""
     missing = _missing(functions)
     near = list[FunctionType]()
     if missing:
@@ -21,14 +21,14 @@ def made_before(functions: Sequence[FunctionType]) -> tuple[list[FunctionType], 
 
 
 def _missing(functions: Sequence[FunctionType]) -> Counter[int]:
-    """Of codes inside these: how many hold one of them, without being one of these or what it is inside of."""
+    """Count, by code inside these functions, its other references: functions with that code that are not listed."""
     known = Counter(id(one.__code__) for one in {id(one): one for one in functions}.values())
     missing = Counter[int]()
 
     def visit(constants: tuple[object, ...]) -> None:
         for one in constants:
             if isinstance(one, CodeType):
-                # held by the constants, by `one`, and for the moment by the call itself
+                # held by the constants, by `one`, and for now by the call itself
                 more = sys.getrefcount(one) - 3 - known[id(one)]
                 if more > 0:
                     missing[id(one)] = more
@@ -40,7 +40,7 @@ def _missing(functions: Sequence[FunctionType]) -> Counter[int]:
 
 
 def _near(packages: set[str]) -> Iterator[FunctionType]:
-    """Functions of all modules of these packages, and those that they are made around; none twice."""
+    """Yield functions of all modules of these packages, and those that they wrap; each once."""
     seen = set[int]()
     for name, module in list(sys.modules.items()):
         if name.rpartition(".")[0] not in packages:
@@ -57,7 +57,7 @@ def _around(function: FunctionType, seen: set[int]) -> Iterator[FunctionType]:
     for cell in function.__closure__ or ():
         try:
             inner = cell.cell_contents
-        except ValueError:  # not filled
+        except ValueError:  # an empty cell
             continue
         if isinstance(inner, FunctionType) and id(inner) not in seen:
             yield from _around(inner, seen)

@@ -1,6 +1,6 @@
-"""Targets in modules that the program has not imported yet: watched as soon as it does, without importing them for it.
+"""Targets in modules that the program has not imported yet: watched as soon as it does, without importing them here.
 
-Also those that it imports again with `importlib.reload`: their functions are new ones then.
+This includes modules imported again with `importlib.reload`, whose functions are new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Awaited(MetaPathFinder):
-    """Calls `then` with each of the modules whenever it has been executed."""
+    """Import hook that calls `then` with each of the modules whenever it has been executed."""
 
     def __init__(self, names: set[str], then: Callable[[ModuleType], None]) -> None:
         self._names, self._then = frozenset(names), then
@@ -41,7 +41,7 @@ class Awaited(MetaPathFinder):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self in sys.meta_path:  # else the program has taken it out
+        if self in sys.meta_path:  # else the program has removed it
             sys.meta_path.remove(self)
 
 

@@ -1,4 +1,4 @@
-"""What the text of a program says that its code does not, before it has run: bases of classes, named lambdas, imports."""
+"""Facts of a program's source that its code lacks before it has run: bases of classes, named lambdas, imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import CodeType
 
 
 class Outline:
-    """
+    """Outline of a program's source: its classes, imports and named lambdas.
+
     >>> outline = Outline("from far import Far\\nclass A: ...\\nclass B(A, Far): ...\\nclass C(B): ...")
     >>> outline.bases("C"), outline.from_elsewhere("C")
     (['B', 'A'], ['far:Far'])
@@ -17,7 +18,7 @@ class Outline:
     def __init__(self, source: str | bytes) -> None:
         self.classes: dict[str, list[str]] = {}  # bases as they are written
         self._lambdas: dict[str, ast.Lambda] = {}
-        self._imported: dict[str, tuple[str, str]] = {}  # name -> module, and what of it
+        self._imported: dict[str, tuple[str, str]] = {}  # name -> module, and the name in it
         self._visit(ast.parse(source).body, "")
 
     def _visit(self, body: Iterable[ast.AST], outer: str) -> None:
@@ -39,17 +40,17 @@ class Outline:
                 self._visit(ast.iter_child_nodes(one), outer)  # if, try, with
 
     def bases(self, name: str) -> list[str]:
-        """Classes of this text that a class inherits from, in the order in which Python asks them."""
+        """Return the classes of this source that a class inherits from, in Python's lookup order."""
         asked = [base for base in self._above(name) if base in self.classes]
         return list(reversed(dict.fromkeys(reversed(asked))))  # one that is reached twice comes last
 
     def from_elsewhere(self, name: str) -> list[str]:
-        """Bases that other modules have, as targets."""
+        """Return bases from other modules, as targets."""
         others = [base for base in self._above(name) if base not in self.classes]
         return list(dict.fromkeys(target for base in others if (target := self.target_of(base))))
 
     def target_of(self, name: str) -> str:
-        """What an imported name is called where it comes from; "" of others."""
+        """Return the original name of an imported name, or ""."""
         first, _, rest = name.partition(".")
         if first not in self._imported:
             return ""
@@ -69,7 +70,7 @@ class Outline:
                 yield from self._above(here, (*below, name))
 
     def lambda_of(self, code: CodeType, name: str) -> Iterator[CodeType]:
-        """The code of `name = lambda ...`: code objects of lambdas have no name, but a place."""
+        """Yield the code of `name = lambda ...`: code objects of lambdas have no name, but a position."""
         found = self._lambdas.get(name)
         if found is None:
             return
@@ -80,7 +81,10 @@ class Outline:
 
 
 def _lies_in(code: CodeType, node: ast.Lambda) -> bool:
-    """Of several on one line: by columns, which Python 3.12 leaves out where only a constant is returned."""
+    """Return True if the code is this lambda.
+
+    Several on one line differ by columns, which Python 3.12 omits if only a constant is returned.
+    """
     first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
     places = [(line, end, left, right) for line, end, left, right in code.co_positions() if line and end and right]
     return code.co_firstlineno == node.lineno and all(

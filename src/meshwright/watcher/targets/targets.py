@@ -1,7 +1,7 @@
-"""What is watched: 'pkg.module', 'pkg.module:Class', 'pkg.module:Class.method', 'pkg.module:function', or things themselves.
+"""Targets of a watch: 'pkg.module', 'pkg.module:Class', 'pkg.module:Class.method', 'pkg.module:function', or objects.
 
-A target becomes code objects, so that every function made from them is watched: decorated, imported under another name,
-bound, inherited.
+A target becomes code objects, so that every function with that code is watched: decorated, imported under another name,
+bound or inherited.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from meshwright.watcher.targets.decorated import made_before
 from meshwright.watcher.targets.outline import Outline
 
 _MANY = 24  # names in a message
-_BARE = frozenset({str, int, float, bool, type(None), tuple, dict, GetSetDescriptorType})  # nothing is made around
+_BARE = frozenset({str, int, float, bool, type(None), tuple, dict, GetSetDescriptorType})  # types that wrap nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """
+    """Target of a watch: a module, and a name in it.
+
     >>> Target.parse("train:Trainer.step")
     Target(module='train', name='Trainer.step')
     """
 
     module: str
-    name: str = ""  # "" for all of the module
+    name: str = ""  # "" for the whole module
 
     @staticmethod
     def parse(text: str) -> Target:
@@ -49,15 +50,15 @@ class Target:
 
 @dataclass(slots=True)
 class Found:
-    """Functions that exist now, and all code objects to watch, those inside functions too."""
+    """Existing functions, and all code objects to watch, including those inside functions."""
 
     functions: list[FunctionType]
     codes: list[CodeType]
-    others: bool = True  # whether there may be more functions, made by a call, that have one of the codes
+    others: bool = True  # True if calls may have created more functions with one of the codes
 
 
 def target_of(thing: Any) -> Target | FunctionType | type | ModuleType:
-    """What a user named or gave, checked."""
+    """Return a checked target from a user's name or object."""
     if isinstance(thing, str):
         return Target.parse(thing)
     if isinstance(thing, MethodType):
@@ -76,7 +77,7 @@ def target_of(thing: Any) -> Target | FunctionType | type | ModuleType:
 
 
 def name_of(thing: Target | FunctionType | type | ModuleType) -> str:
-    """The target as a name that another process understands."""
+    """Return the target as a name that another process understands."""
     if isinstance(thing, Target | ModuleType):
         return str(thing) if isinstance(thing, Target) else thing.__name__
     return f"{thing.__module__}:{thing.__qualname__}"
@@ -104,7 +105,7 @@ def imported(target: Target) -> ModuleType:
 
 
 def in_module(module: ModuleType, target: Target) -> Found:
-    """The part of a module that a target names."""
+    """Return the part of a module that a target names."""
     functions = list(_of_module(module))
     if not target.name:
         return _all(functions, target.module)
@@ -123,12 +124,12 @@ def in_module(module: ModuleType, target: Target) -> Found:
 
 
 def _elsewhere(kind: type) -> list[FunctionType]:
-    """Of a class that a module has from another one, where its code is, whatever the class says of where it is from."""
+    """Return functions of a class imported from elsewhere: those from its `__module__`, or all if none are."""
     return list(_of_class(kind, sys.modules.get(kind.__module__))) or list(_of_class(kind, None))
 
 
 def in_code(code: CodeType, target: Target, source: str | bytes = b"") -> list[CodeType]:
-    """The part of a module's code, before it has run, that a target names."""
+    """Return the part of a module's code that a target names, before it has run."""
     all_ = [one for one in inside(code) if one is not code]
     wanted = [one for one in all_ if not target.name or _within(one.co_qualname, target.name)]
     if target.name and not wanted:
@@ -137,7 +138,7 @@ def in_code(code: CodeType, target: Target, source: str | bytes = b"") -> list[C
 
 
 def _in_source(code: CodeType, target: Target, codes: list[CodeType], outline: Outline) -> list[CodeType]:
-    """What only the text of a module tells: an inherited method, a lambda with a name."""
+    """Return code that only a module's source reveals: an inherited method, a lambda with a name."""
     if found := list(outline.lambda_of(code, target.name)):
         return [inner for one in found for inner in inside(one)]
     owner, _, method = target.name.rpartition(".")
@@ -151,7 +152,7 @@ def _in_source(code: CodeType, target: Target, codes: list[CodeType], outline: O
     there = [outline.target_of(target.name), *(f"{base}.{method}" for base in outline.from_elsewhere(owner))]
     if any(there):
         own = [one.co_qualname for one in codes if owner and _within(one.co_qualname, owner)]
-        near = closest_names(target.name, own, limit=1)  # it may also be a slip
+        near = closest_names(target.name, own, limit=1)  # it may also be a typo
         hint = f" (did you mean {near[0]}?)" if near else ""
         rule = "what is imported or inherited is named by its own module"
         problem = f"'{target.name}' is not defined in '{target.module}'{hint}; {rule}"
@@ -174,11 +175,11 @@ def nothing(target: Target, module: ModuleType | None, codes: Iterable[CodeType]
 
 
 def inside(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those of named functions in it; lambdas and comprehensions belong to what they stand in."""
+    """Yield a code object and those of named functions in it; lambdas and comprehensions belong to the enclosing one."""
     yield code
     for one in code.co_consts:
         if isinstance(one, CodeType):
-            # the body of a class is no function, but holds them
+            # a class body is no function, but contains them
             yield from (inner for inner in inside(one) if not inner.co_name.startswith("<") and inner.co_flags & 2)
 
 
@@ -212,7 +213,7 @@ def _of_class(kind: type, module: ModuleType | None) -> Iterator[FunctionType]:
             if thing.__qualname__.startswith(f"{kind.__qualname__}."):
                 yield from _of_class(thing, module)
         else:
-            # what a decorator from elsewhere put around a method is not watched, the method is
+            # the method is watched, a foreign decorator's wrapper is not
             yield from (one for one in _functions(thing) if module is None or _is_from(one, module))
 
 
@@ -222,7 +223,7 @@ def _is_from(function: FunctionType, module: ModuleType) -> bool:
 
 
 def _functions(thing: Any, deep: int = 4) -> Iterator[FunctionType]:
-    """Python functions that something is, or is made around: decorators, properties, partials."""
+    """Yield Python functions that an object is or wraps: decorators, properties, partials."""
     if deep == 0 or type(thing) in _BARE or isinstance(thing, type | ModuleType):
         return
     around: list[Any]

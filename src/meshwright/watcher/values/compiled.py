@@ -1,4 +1,4 @@
-"""The C of the watch, built on first use with the headers of this Python."""
+"""The C code of the watch, built on first use with the headers of this Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.watcher.values.describe import layout_text
 
 @cache
 def compiled() -> tuple[Callable[..., Any], ...] | None:
-    """`Makers` of unchanged.py; None where C cannot be built, or threads of Python run at the same time."""
+    """Return the `Makers` of unchanged.py; None if the C is missing, or Python threads run in parallel."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Values in a few words that are the same in every process, so that ranks can be compared: no addresses."""
+"""Describe values in a few words that are equal in every process, so that ranks can be compared: no addresses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from itertools import islice
 from types import MethodType
 from typing import Any
 
-SAMPLE = 64  # bytes of a tensor that are compared
+SAMPLE = 64  # bytes of a tensor to compare
 _LONGEST = 96  # characters of a value in an event
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
-_SMALL = 256  # bits of a number whose text is short
+_SMALL = 256  # bits of a number with a short text
 _NUMBERS = frozenset({bool, float, type(None)})
-ORDINARY = frozenset({"Tensor", "Parameter"})  # tensors whose memory can be looked at, and whose shape is of numbers
-_TENSORS = set[type]()  # kinds of ordinary tensors that were seen: asked first, since most values are one
+ORDINARY = frozenset({"Tensor", "Parameter"})  # tensors whose memory can be read, and whose shape is of numbers
+_TENSORS = set[type]()  # types of ordinary tensors seen so far: checked first, since most values are one
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, deque})
 
 
 def describe(value: Any, *, brief: bool = False) -> str:
-    """
+    """Describe a value in a few words; `brief` leaves out the contents of containers.
+
     >>> describe([1, 2]), describe({"a": 1}, brief=True), describe(object())
     ('[1, 2]', 'dict of 1', '<object>')
     """
@@ -47,7 +48,7 @@ def describe(value: Any, *, brief: bool = False) -> str:
 
 
 def thing_text(value: Any) -> str:
-    """Of a function or class its own name, else that of its kind; without asking a `__getattr__` of the program's.
+    """Return the name of a function or class, else of its type, without calling a `__getattr__` of the program.
 
     >>> thing_text(print), thing_text(dict), thing_text(object())
     ('<print>', '<dict>', '<object>')
@@ -58,14 +59,14 @@ def thing_text(value: Any) -> str:
     try:
         held = object.__getattribute__(value, "__dict__")
         name = held.get("__qualname__", kind.__name__) if callable(value) else kind.__name__
-    except Exception:  # it has none, or a property of the program's makes it
+    except Exception:  # it has none, or a property of the program raises
         name = kind.__name__
     return f"<{name}>"
 
 
 @functools.lru_cache(maxsize=1024)
 def _has_name(kind: Any) -> bool:
-    """Whether things of this kind can be called, and each has a name of its own."""
+    """Return True if objects of this type can be called, and each has a name of its own."""
     names = {name for one in kind.__mro__ for name in ("__call__", "__qualname__") if name in vars(one)}
     return len(names) == 2 or kind is MethodType
 
@@ -75,7 +76,7 @@ def _text(value: Any) -> str:
         return repr(value[:_LONGEST])
     try:
         return repr(value)
-    except ValueError:  # more digits than Python turns into text
+    except ValueError:  # more digits than Python converts to text
         return f"int of {value.bit_length()} bits"
 
 
@@ -84,18 +85,18 @@ def shorten(text: str) -> str:
 
 
 def first_of(items: Iterable[Any], count: int, tries: int = 8) -> list[Any]:
-    """The first items, of one moment: another thread may be changing what holds them."""
+    """Return the first items at one moment: another thread may be changing their container."""
     try:
         return list(islice(items, count))
-    except RuntimeError:  # it got larger or smaller on the way
+    except RuntimeError:  # its size changed meanwhile
         if tries == 1:
             raise
         return first_of(items, count, tries - 1)
 
 
 def is_tensor(value: object) -> bool:
-    """By its kind: `isinstance` would ask a property `__class__` of the program's."""
-    torch = sys.modules.get("torch")  # a value is a tensor only where somebody else has imported torch
+    """Return True for a tensor, by its type: `isinstance` would evaluate a property `__class__` of the program."""
+    torch = sys.modules.get("torch")  # a value is a tensor only if torch has been imported
     kind = getattr(torch, "Tensor", None)
     if kind is None or not issubclass(type(value), kind):
         return False
@@ -118,7 +119,7 @@ def tensor_text(value: Any) -> str:
 
 
 def undescribed(kind: str, error: Exception) -> str:
-    """Of a tensor that does not say its shape, as nested ones and parameters without a size."""
+    """Describe a tensor without a known shape, such as nested ones and parameters without a size."""
     return f"<{kind} not described: {type(error).__name__}>"
 
 
@@ -142,9 +143,9 @@ def _kind_text(dtype: object, device: object) -> str:
 
 
 def first_bytes(value: Any) -> bytes:
-    """What an ordinary tensor begins with: collectives, fused optimizers and what is done to `.data` count no version.
+    """Return an ordinary tensor's first bytes: collectives, fused optimizers and `.data` changes count no version.
 
-    Nothing where it lies on a device, or not in one piece: then there may be less than its shape says.
+    Return nothing for a tensor on a device, or not contiguous: it may hold less than its shape says.
     """
     try:
         if type(value).__name__ in ORDINARY and value.is_cpu and value.is_contiguous():
@@ -155,8 +156,8 @@ def first_bytes(value: Any) -> bytes:
 
 
 def version(value: Any) -> int:
-    """How often a tensor was changed in place."""
+    """Return how often a tensor was changed in place."""
     try:
         return value._version  # type: ignore[no-any-return]
-    except Exception:  # inference tensors do not count
+    except Exception:  # inference tensors have no version
         return -1

@@ -1,8 +1,11 @@
-"""What a value was when last looked at, small enough to look again after every line, and holding nothing alive.
+"""Marks: the state of a value at the last look, small enough to look again after every line, keeping nothing alive.
 
-Of a list, dict, set or deque the length and the identities of its first `LOOKED_AT` items are kept; of a tensor its memory,
-shape, type and version, which PyTorch counts up with every change in place; of a NumPy array its memory, shape and its
-numbers' hash; of anything else its identity. Plain values need no mark: they are kept themselves.
+- list, dict, set or deque: the length and the identities of the first `LOOKED_AT` items
+- tensor: memory, shape, type and version, which PyTorch counts up with every change in place
+- NumPy array: memory, shape and a hash of its numbers
+- anything else: its identity
+
+Plain values need no mark: they are kept themselves.
 """
 
 from __future__ import annotations
@@ -29,38 +32,38 @@ from meshwright.watcher.values.describe import (
 )
 from meshwright.watcher.values.unchanged import EMPTY, Inside, makers
 
-LOOKED_AT = 64  # items of a container; a change further back is seen only by its length
-_KINDS = 1024  # kinds of values that are remembered
-_IN_ORDER = frozenset({dict, defaultdict, list})  # containers that are what their memory shows
+LOOKED_AT = 64  # items of a container; a later change is seen only by the length
+_KINDS = 1024  # maximum number of types remembered
+_IN_ORDER = frozenset({dict, defaultdict, list})  # containers whose memory shows their contents
 _EMPTY_TEXTS = {kind: describe(kind()) for kind in (dict, OrderedDict, list, set)}
-HASHED = 4096  # bytes of an array; of a larger one the first LOOKED_AT numbers are looked at
-Count = tuple[int, int | None, bytes]  # of a tensor: its version, where it lies, and what it begins with
+HASHED = 4096  # bytes of an array; of a larger one only the first LOOKED_AT numbers are hashed
+Count = tuple[int, int | None, bytes]  # of a tensor: version, address, and first bytes
 
 
 class Mark:
-    """Of an object that is not looked into."""
+    """Mark of an object whose contents are not examined."""
 
     __slots__ = ("text", "value_id")
-    checker: Inside = None  # what tells whether the same object is as it was, where it can be different
+    checker: Inside = None  # checks that the same object is unchanged, if it can change
 
     def __init__(self, value: Any) -> None:
         self.value_id, self.text = id(value), describe(value)
 
     def same(self, value: Any) -> bool:
-        """Whether the same object is as it was."""
+        """Return True if the same object is unchanged."""
         return True
 
     def since(self, old: object, value: Any) -> str:
-        """What it has become, item by item where that can be said."""
+        """Describe the change, item by item where possible."""
         return self.text
 
     def again(self, value: Any) -> str:
-        """As `since`, of the same object and without a new mark; "" where that cannot be."""
+        """Describe a change of the same object as `since` does, but without a new mark; "" if that is impossible."""
         return ""
 
 
 class _Thing(Mark):
-    """As `Mark`, of what is neither number nor text, tensor nor container."""
+    """Mark of an object that is neither number nor text, tensor nor container."""
 
     __slots__ = ()
 
@@ -69,7 +72,7 @@ class _Thing(Mark):
 
 
 class _Facts(Mark):
-    """Of something whose state is a few facts, which a function takes from it."""
+    """Mark of an object whose state is a few facts, which a function reads."""
 
     __slots__ = ("facts", "take")
 
@@ -86,7 +89,7 @@ class _Facts(Mark):
 
 
 class _Tensor(Mark):
-    """Of an ordinary tensor; its text is made when somebody asks, which most never do."""
+    """Mark of an ordinary tensor; its text is created on demand, which is rare."""
 
     __slots__ = ("_layout", "_version", "checker")
     checker: Any
@@ -115,7 +118,7 @@ class _Tensor(Mark):
 
 
 def _memory(tensor: Any) -> int | None:
-    """Where it lies; None of those that cannot be asked."""
+    """Return the address of a tensor's memory, or None if it has none."""
     try:
         return tensor.data_ptr() if type(tensor).__name__ in ORDINARY else None
     except Exception:  # sparse ones have none
@@ -139,10 +142,10 @@ def _of_bytes(value: Any) -> tuple[object, ...]:
 
 
 class _Items(Mark):
-    """Of a list, dict, set or deque; of tensors in it also their versions and memory."""
+    """Mark of a list, dict, set or deque; also of versions and memory of tensors in it."""
 
     __slots__ = ("_known", "counts", "ids", "is_dict", "keys", "length", "tensors")
-    _known: Any  # of C or of unchanged.py; None where that cannot be asked
+    _known: Any  # of C or of unchanged.py; None if it cannot be compared
 
     def __init__(self, value: Any) -> None:
         self.value_id, self.length, self.is_dict = id(value), len(value), issubclass(type(value), dict)
@@ -157,7 +160,7 @@ class _Items(Mark):
 
     def _look_inside(self, value: Any) -> None:
         self.keys, items = self._copied(value)
-        self.length = max(len(value), LOOKED_AT) if len(items) == LOOKED_AT else len(items)  # as of this moment
+        self.length = max(len(value), LOOKED_AT) if len(items) == LOOKED_AT else len(items)  # at this moment
         self.ids = [*map(id, items)]
         self.tensors = [i for i, one in enumerate(items) if is_tensor(one)]
         if self.length > LOOKED_AT:
@@ -176,7 +179,7 @@ class _Items(Mark):
         return [(version(items[i]), _memory(items[i]), first_bytes(items[i])) for i in self.tensors]
 
     def _copied(self, value: Any) -> tuple[list[Any], list[Any]]:
-        """The first keys of a dict, and the items, of one moment."""
+        """Return the first keys of a dict, and the items, at one moment."""
         items = first_of(value.items() if self.is_dict else value, LOOKED_AT)
         return ([key for key, _ in items], [one for _, one in items]) if self.is_dict else ([], items)
 
@@ -203,7 +206,7 @@ class _Items(Mark):
         return self._told(value, changed, [f"no [{describe(key)}]" for key in old.keys if key not in value])
 
     def again(self, value: Any) -> str:
-        """Where only tensors in it were changed in place."""
+        """Describe a change in which only tensors in it were changed in place."""
         if not self.tensors or isinstance(value, set) or len(value) != self.length:
             return ""
         (keys, items), before = self._copied(value), self.counts
@@ -228,16 +231,18 @@ class _Items(Mark):
 
 
 def mark_of(value: object) -> Any:
-    """A `Mark`, or what C has instead."""
+    """Return a `Mark`, or its counterpart in C."""
     kind = type(value)
     return (_MAKERS.get(kind) or _maker(kind, value))(value)
 
 
 def kind_of(value: object) -> int:
-    """What is remembered of values of this kind.
+    """Return what is remembered of values of this type.
 
-    0: themselves, they are plain; 1: their mark, which can be made as long as they live, since it never is another;
-    2: the mark of an ordinary tensor; 3: their mark.
+    - 0: the values themselves; they are plain
+    - 1: their mark, which holds as long as they live
+    - 2: the mark of an ordinary tensor
+    - 3: their mark
     """
     kind = type(value)
     if kind not in KINDS:
@@ -248,8 +253,8 @@ def kind_of(value: object) -> int:
     return KINDS[kind]
 
 
-_MAKERS: dict[type, Callable[[Any], Any]] = {}  # by the kinds of values that were seen
-KINDS: dict[type, int] = {}  # likewise, what `kind_of` says
+_MAKERS: dict[type, Callable[[Any], Any]] = {}  # by the types of values seen so far
+KINDS: dict[type, int] = {}  # results of `kind_of`, likewise
 
 
 def _tensor_maker() -> Callable[[Any], Any]:

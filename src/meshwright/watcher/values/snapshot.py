@@ -1,4 +1,4 @@
-"""The names of one object, call or module, and what they held when last looked at."""
+"""Snapshot of the names of one object, call or module, with their values at the last look."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from meshwright.watcher.values.describe import PLAIN, describe
 from meshwright.watcher.values.marks import mark_of
 from meshwright.watcher.values.unchanged import Inside, makers
 
-NOTHING = object()  # what a name held that is new
-Holds = Callable[[str, object], bool]  # whether a name with this value is followed
+NOTHING = object()  # stands for the value of a new name
+Holds = Callable[[str, object], bool]  # True if a name with this value is followed
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """`old` is the value itself where it is plain, else a text of what it was; None of a name that is new."""
+    """Change of a name. `old` is the value itself if it is plain, else a text of it; None for a new name."""
 
     event: str  # "set" or "del"
     name: str
@@ -27,15 +27,15 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot:
-    """After every line `known.same` is asked, which almost always is so; else `look` says what is not."""
+    """Snapshot of names. After every line `known.same` is checked, and mostly true; else `look` finds changes."""
 
     __slots__ = ("_holds", "_names", "held", "known", "marks")
 
     def __init__(self, items: Mapping[str, object], holds: Holds | None) -> None:
         self._holds = holds  # None: all
-        self.held: object = None  # of who wants to keep something as long as this
+        self.held: object = None  # an object to keep alive as long as this
         self.marks: dict[str, object] = {}  # a plain value, or a `Mark`
-        pairs = [*items.items()]  # at once: another thread may add to them
+        pairs = [*items.items()]  # a copy: another thread may add to them
         self._know(pairs, [self._first(name, value) for name, value in pairs])
 
     def _first(self, name: str, value: object) -> Inside:
@@ -53,7 +53,7 @@ class Snapshot:
         self.known = makers().known(self._names, [id(value) for _, value in pairs], checkers)
 
     def look(self, items: Mapping[str, object], found: list[Change]) -> None:
-        """Add what is different from the last time; nothing in between is remembered."""
+        """Append differences from the last look; changes in between are lost."""
         moved = self.known.moved(items)
         if moved is None:
             self._compare(items, found)
@@ -64,7 +64,7 @@ class Snapshot:
                 self._names.append(name)
 
     def stored(self, names: tuple[str, ...], items: Mapping[str, object], found: list[Change]) -> None:
-        """As `look`, where no other names can be different."""
+        """Append differences as `look` does, if no other names can have changed."""
         for name in names:
             value, old = items.get(name, NOTHING), self.marks.get(name, NOTHING)
             if type(value) not in PLAIN or type(old) not in PLAIN:
@@ -77,7 +77,7 @@ class Snapshot:
                     found.append(Change("set", name, old, describe(old), value, describe(value)))
 
     def _compare(self, items: Mapping[str, object], found: list[Change]) -> None:
-        """Names are gone, or came in between."""
+        """Compare after names were removed or inserted."""
         pairs, marks = [*items.items()], self.marks
         here, checkers = dict(pairs), list[Inside]()
         for name, value in pairs:
@@ -89,7 +89,7 @@ class Snapshot:
         self._know(pairs, checkers)
 
     def _take(self, name: str, value: object, found: list[Change]) -> Inside:
-        """Remember another value, or one that is different inside, and say so; what tells when it is again."""
+        """Remember a new value or a changed object and report it; return the checker of its contents."""
         old = self.marks.get(name, NOTHING)
         if type(value) in PLAIN and type(old) is type(value) and old == value:
             return None
@@ -102,7 +102,7 @@ class Snapshot:
 
 
 def take(name: str, old: Any, value: object) -> tuple[Any, Change]:
-    """What to remember of a value that is another than `old` was, or different inside, and the change to it."""
+    """Return what to remember of a value that replaces `old` or has changed inside, and the change to it."""
     new = old is NOTHING
     old_text = None if new else _text(old)
     old_value = old_text if _is_mark(old) else None if new else old

@@ -1,4 +1,4 @@
-"""What is kept of one thread of the program."""
+"""State of one thread of the program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Thread:
-    """The watched calls that it is in; `busy` while our own code runs what might be watched."""
+    """Watched calls that a thread is in; `busy` while our own code runs something that might be watched."""
 
     __slots__ = ("busy", "calls", "name")
 

@@ -1,4 +1,4 @@
-"""Whether a dict, list or tensor is still what it was: asked after every line, so that C does it where it can be built."""
+"""Check that a dict, list or tensor has not changed; it runs after every line, in C if that can be built."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Checker(Protocol):
     def same(self, value: Any, /) -> bool: ...
 
 
-Inside = Checker | tuple[()] | None  # what tells whether a value is different inside; None: it cannot be
-EMPTY = ()  # instead of a checker, of a container that was empty
+Inside = Checker | tuple[()] | None  # checks that a value is unchanged inside; None: it cannot change
+EMPTY = ()  # instead of a checker, for a container that was empty
 
 
 class Known:
-    """Of a dict or list: the identities of its keys and values, and what is known of some of those.
+    """Known state of a dict or list: identities of its keys and values, and checkers of some of those.
 
     >>> held = {"a": 1, "b": []}
     >>> known = Known([*held], [*map(id, held.values())], [None, EMPTY])
@@ -32,12 +32,12 @@ class Known:
     __slots__ = ("_checkers", "_empty", "_ids", "_keys", "_rest")
 
     def __init__(self, keys: list[Any] | None, ids: list[int], checkers: list[Inside]) -> None:
-        self._keys, self._ids, self._checkers = keys and [*keys], ids, checkers  # no keys: of a list
+        self._keys, self._ids, self._checkers = keys and [*keys], ids, checkers  # no keys: a list
         self._arrange()
 
     def _arrange(self) -> None:
         empty = [place for place, one in enumerate(self._checkers) if isinstance(one, tuple)]
-        self._empty = itemgetter(*empty, empty[0]) if empty else None  # twice the first: always a tuple
+        self._empty = itemgetter(*empty, empty[0]) if empty else None  # the first index twice: always a tuple
         self._rest = [(i, one) for i, one in enumerate(self._checkers) if not isinstance(one, tuple | None)]
 
     def same(self, value: Any) -> bool:
@@ -49,9 +49,9 @@ class Known:
         return all(one.same(values[place]) for place, one in self._rest)
 
     def moved(self, items: dict[Any, Any]) -> Sequence[tuple[int, Any, Any]] | None:
-        """Of a dict: (place, key, value) of what is another, or different inside, or new at the end.
+        """Return (place, key, value) of a dict's items that are replaced, changed inside, or new at the end.
 
-        None where keys went, or came in between.
+        Return None if keys were removed or inserted.
         """
         if self.same(items):
             return ()
@@ -69,7 +69,7 @@ class Known:
         return checker is not None and not checker.same(value)
 
     def put(self, place: int, key: Any, value: object, checker: Inside) -> None:
-        """What is at this place now, which may be the one after the last."""
+        """Store what is at this place now, which may be one after the last."""
         if self._keys is not None and place <= len(self._keys):
             self._keys[place : place + 1], self._ids[place : place + 1] = [key], [id(value)]
             self._checkers[place : place + 1] = [checker]
@@ -77,7 +77,7 @@ class Known:
 
 
 class KnownTensor:
-    """Of a tensor: how often it was changed in place, what it begins with, shape and memory where those are asked for."""
+    """Known state of a tensor: version, first bytes, and where needed shape and memory."""
 
     __slots__ = ("_memory", "_sample", "_shape", "_version")
 
@@ -93,14 +93,14 @@ class KnownTensor:
 
 
 class Makers(NamedTuple):
-    """Of C's types, or of those above."""
+    """Constructors of C's types, or of those above."""
 
     known: Callable[[list[Any] | None, list[int], list[Inside]], Any] = Known
     known_tensor: Callable[[int, tuple[int, ...] | None, int | None, bytes], Any] = KnownTensor
     thread: Callable[[str], Thread] = Thread
-    tensor_mark: Callable[[Any], Any] | None = None  # None: as marks.py does it
-    steps: Callable[[Any], Any] | None = None  # None: as steps.py does it
-    hook: Callable[[Any, Any], Any] = lambda function, nothing: function  # what calls it, and is pickled as nothing
+    tensor_mark: Callable[[Any], Any] | None = None  # None: use marks.py
+    steps: Callable[[Any], Any] | None = None  # None: use steps.py
+    hook: Callable[[Any, Any], Any] = lambda function, nothing: function  # its caller, pickled as nothing
 
 
 @cache

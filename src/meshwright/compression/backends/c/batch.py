@@ -1,4 +1,4 @@
-"""Codecs in C: what gradients are to compiled code."""
+"""Codecs in C: batches of gradients for compiled code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ void decode(const uint8_t *msg, NUMBER *out, const int64_t *table, int64_t many,
 
 
 def c_source(program: Program, number: str) -> str:
-    """The whole file; `number` is the type of gradients: f32, f16 or bf16."""
+    """Return the whole C file; `number` is the type of gradients: f32, f16 or bf16."""
     head = [
         f"#define NUMBER {'float' if number == 'f32' else 'uint16_t'}",
         f"#define FROM(x) from_{number}(x)",
@@ -54,7 +54,7 @@ ALL, MEASURE, REST = 0, 1, 2  # as in native.h
 
 
 class NativeBatch(Batch):
-    """Gradients that one call to C encodes."""
+    """Batch of gradients that one call to C encodes."""
 
     def __init__(
         self, program: Program, counts: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
@@ -101,7 +101,7 @@ def address(tensor: Tensor | None) -> ctypes.c_void_p | None:
 
 
 def library(program: Program, number: str) -> Any:
-    """The compiled program for gradients of a type (f32, f16, bf16)."""
+    """Return the compiled program for gradients of a type (f32, f16, bf16)."""
     made = loaded(c_source(program, number))
     pointer, many, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     made.encode.argtypes = [pointer, pointer, pointer, pointer, many, ctypes.c_uint32, pointer, whole]

@@ -1,4 +1,4 @@
-"""The C function that decodes one gradient."""
+"""Generate the C function that decodes one gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwright.compression.program import walk
 
 
 class Decoder(Writer):
-    """The function that decodes one gradient."""
+    """Generator of the function that decodes one gradient."""
 
     def text(self) -> str:
         result = self.program.decoding.result
@@ -57,13 +57,13 @@ class Decoder(Writer):
         return f"from_{one.dtype}({word})" if one.dtype in {"f16", "bf16"} else word
 
     def _coarse(self, over: str, place: str) -> None:
-        """Values of a gradient or block, read before the loops: as memory, they might change while those write."""
+        """Read values of a gradient or block before the loops: in memory, they might change when loops write."""
         for i, one in enumerate(self.program.fields):
             if one.over == over:
                 self.line(f"const {'float' if 'f' in one.dtype else 'int32_t'} s{i} = {self._read(i, place)};")
 
     def _scattered(self, spread: Node, base: str, end: str, target: str) -> None:
-        """Chosen values from the i-th on, written where they belong; a damaged message has places outside."""
+        """Write chosen values from the i-th on to their indices; a damaged message has indices out of range."""
         index, value = spread.args
         self.line("for (; i < chosen; i++) {")
         self.line(*(self.declared(node) for node in self.computed(index, "chosen")))

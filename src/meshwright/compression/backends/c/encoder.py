@@ -1,4 +1,4 @@
-"""The C function that encodes one gradient, pass after pass."""
+"""Generate the C function that encodes one gradient, pass after pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from meshwright.compression.backends.c.writer import C_TYPES, Writer, places, ty
 from meshwright.compression.language import REDUCTIONS, Node
 from meshwright.compression.program import ENOUGH, ROUNDS, RUN, SMALLEST, Field, Pass, depth, is_barrier, untaken, walk
 
-# How the reduction of a whole gradient is kept while it is found, and where it begins.
+# Accumulator of a whole gradient's reduction, and its initial value.
 _KEPT = {
     ("total", "float"): ("double", "0"),
     ("largest", "float"): ("float", "-INFINITY"),
@@ -18,7 +18,7 @@ _KEPT = {
 
 
 class Encoder(Writer):
-    """The function that encodes one gradient."""
+    """Generator of the function that encodes one gradient."""
 
     def text(self) -> str:
         program, size = self.program, self.unit + 64
@@ -48,7 +48,7 @@ class Encoder(Writer):
         return "\n".join(self.lines)
 
     def _scalars(self) -> list[Node]:
-        """Values of the whole gradient, those first that others need."""
+        """Return values of the whole gradient in order of dependence."""
         last = self.program.encoding[-1]
         roots = [*(one.node for one in last.fields), *([last.result] if last.result is not None else [])]
         roots += [node for one in self.program.encoding for node in one.reductions]
@@ -58,13 +58,13 @@ class Encoder(Writer):
         return [node for node in found.values() if node.over == "gradient" and node.op not in {"count", "constant"}]
 
     def _level(self, scalars: list[Node], level: int) -> None:
-        """What follows from statistics, as soon as those are known."""
+        """Compute what follows from statistics as soon as those are known."""
         for node in scalars:
             if not is_barrier(node) and depth(node) == level:
                 self.line(f"{self.name(node)} = {self.formula(node)};")
 
     def _after_agreement(self, one: Pass) -> bool:
-        """Whether a pass finds what is still needed once processes have agreed."""
+        """Return True if a pass finds statistics that are still needed once ranks have agreed."""
         agrees = self.program.agrees
         if agrees is None or one.level >= depth(agrees):
             return True
@@ -134,7 +134,7 @@ class Encoder(Writer):
         fields = list(enumerate(last.fields))
         numbers = [(i, one) for i, one in fields if one.over == "number"]
         chosen = [(i, one, untaken(one.node)) for i, one in fields if one.over == "chosen"]
-        # Beyond the codes, the last 16 bytes of a field would be left from an earlier message.
+        # Beyond the codes, the last 16 bytes of a field would keep data of an earlier message.
         self.line("memset(msg, 0, 16);")
         self.line(*(f"if ({self._after(i)} > at{i}) memset(msg + {self._after(i)} - 16, 0, 16);" for i, _ in fields))
         self._coarse("gradient", "0")
@@ -153,7 +153,7 @@ class Encoder(Writer):
         self.line("}")
         if chosen:
             self.line("((uint32_t *)msg)[1] = (uint32_t)chosen;")
-        for i, one, _ in chosen:  # places that were not needed
+        for i, one, _ in chosen:  # unused indices
             used = f"at{i} + chosen * {one.bits // 8}"
             self.line(f"memset(msg + {used}, 0, (size_t)({self._after(i)} - ({used})));")
 
@@ -168,7 +168,7 @@ class Encoder(Writer):
 
     def _numbers(self, numbers: list[tuple[int, Field]], result: Node) -> None:
         """Write the fields that have one value for every number, and the residual, in one loop."""
-        # A number that is rounded where it is stored need not be rounded before.
+        # A number rounded at storage need not be rounded before.
         plain = [one.node.args[0] if one.dtype in {"f16", "bf16"} else one.node for _, one in numbers]
         targets = [(self._stored(i, one), node) for (i, one), node in zip(numbers, plain, strict=True)]
         self.line("if (feed) {")

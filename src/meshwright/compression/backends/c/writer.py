@@ -1,18 +1,18 @@
-"""How values of a program are written in C: names, formulas, loops over a tile."""
+"""Write values of a program in C: names, formulas, loops over a tile."""
 
 from __future__ import annotations
 
 from meshwright.compression.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compression.program import Field, Program, is_barrier, walk
 
-TILE = 1024  # numbers, where blocks do not say otherwise
+TILE = 1024  # numbers, unless blocks need another size
 _TYPES = {"f32": "float", "i32": "int32_t", "i8": "int8_t", "i16": "int16_t", "u8": "uint8_t", "u16": "uint16_t"}
 _FUNCTIONS = {"floor": "floorf", "round": "rintf", "sqrt": "sqrtf", "abs": "fabsf"}
 C_TYPES = {"float": "float", "int": "int32_t", "bool": "int32_t"}
 
 
 class Writer:
-    """Lines of C, and how each value is called in them."""
+    """Lines of C, and the name of each value in them."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -24,7 +24,7 @@ class Writer:
         self.lines.extend(lines)
 
     def name(self, node: Node) -> str:
-        """What stands for a value where it is used."""
+        """Return the C expression of a value at its use."""
         if node.op == "constant":
             return str(int(node.value)) if node.kind == "int" else f"{float(node.value).hex()}f"
         plain = {"gradient": "v[i]", "index": "(int32_t)(base + i)", "count": "(int32_t)n", "kept": "keep[i]"}
@@ -40,7 +40,7 @@ class Writer:
         return self._names.setdefault(id(node), (node, f"{letter}{len(self._names)}"))[1]
 
     def formula(self, node: Node) -> str:
-        """The C of one operation."""
+        """Return the C formula of one operation."""
         args = [self.name(arg) for arg in node.args]
         if node.op == "uniform":
             return "uniform_at((uint32_t)(base + i), seed)"
@@ -68,7 +68,7 @@ class Writer:
         return f"const {C_TYPES[node.kind]} {self.name(node)} = {self.formula(node)};"
 
     def loop(self, targets: list[tuple[str, Node]]) -> None:
-        """One loop for several results; each target has {} where its value goes."""
+        """Write one loop for several results; each target has {} in place of its value."""
         if not targets:
             return
         needed = {id(node): node for _, root in targets for node in self.computed(root, "number")}
@@ -76,12 +76,12 @@ class Writer:
         self.line(*(target.format(self.name(root)) for target, root in targets), "}")
 
     def computed(self, root: Node, over: str) -> list[Node]:
-        """What must be computed anew for each number (or chosen number), operands first."""
+        """Return the values to compute for each number (or chosen number), operands first."""
         leaves = {"gradient", "index", "kept", "field", "spread"}
         return [node for node in until_barriers(root) if node.over == over and node.op not in leaves]
 
     def blocks(self, roots: list[Node]) -> None:
-        """Statistics of the block that is in the tile, and what follows from them."""
+        """Write statistics of the block in the tile, and what follows from them."""
         wanted = {id(node): node for root in roots for node in until_barriers(root) if node.over == "block"}
         for node in sorted(wanted.values(), key=lambda one: len(walk(one))):
             if node.op in REDUCTIONS:
@@ -95,7 +95,7 @@ class Writer:
 
 
 def until_barriers(root: Node) -> list[Node]:
-    """What a value is made of, operands first, without what whole gradients' statistics are made of."""
+    """Return the operands of a value, in order, up to whole gradients' statistics."""
     found: dict[int, Node] = {}
 
     def visit(node: Node) -> None:
@@ -109,7 +109,7 @@ def until_barriers(root: Node) -> list[Node]:
 
 
 def places(fields: tuple[Field, ...]) -> list[str]:
-    """Where the fields of a message begin."""
+    """Return the offsets of a message's fields."""
     lines, at = [], "16"
     for i, one in enumerate(fields):
         lines.append(f"const int64_t at{i} = {at};")
@@ -124,5 +124,5 @@ def type_(one: Field) -> str:
 
 
 def word(one: Field, value: str) -> str:
-    """A value as it lies in a message."""
+    """Return a value as it is stored in a message."""
     return f"to_{one.dtype}({value})" if one.dtype in {"f16", "bf16"} else f"({type_(one)}){value}"

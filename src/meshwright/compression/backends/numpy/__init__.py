@@ -1,5 +1,5 @@
 """Codecs in NumPy: the reference, and the fallback without a compiler.
 
-- `batch`: a batch without a compiler
-- `reference`: what an algorithm means, in NumPy
+- `batch`: batches without a compiler
+- `reference`: reference implementation of algorithms
 """

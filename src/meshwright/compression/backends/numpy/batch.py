@@ -1,4 +1,4 @@
-"""A batch without a compiler: NumPy in float32."""
+"""Batches without a compiler: NumPy in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.compression.batch import Batch
 
 
 class PortableBatch(Batch):
-    """Gradients that are encoded one after the other."""
+    """Batch of gradients that are encoded one after the other."""
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
         self.check(None, flat, residual)

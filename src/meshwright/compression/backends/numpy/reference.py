@@ -1,7 +1,7 @@
-"""What an algorithm means, in NumPy: one gradient at a time, slow and clear. Other back ends are compared with it.
+"""Reference implementation of algorithms in NumPy: one gradient at a time, slow and clear.
 
-In float64 it is the reference; in float32 it is what runs where there is no compiler. Statistics of gradients and blocks are
-float32 in both, as they are in messages.
+Other backends are compared with it in float64. In float32 it is the fallback without a compiler. Statistics of
+gradients and blocks are float32 in both, as they are in messages.
 
 >>> import numpy as np
 >>> from meshwright.compression import codec
@@ -34,7 +34,7 @@ def encoded(
     agreed: float | None = None,
     real: Any = np.float64,
 ) -> tuple[Array, Array | None]:
-    """The message of one gradient, and the residual that remains."""
+    """Return the message of one gradient, and its residual."""
     taken = Taken.of(flat, residual, real)
     count, places = len(flat), program.layout(len(flat))
     message = np.zeros(places[""], np.uint8)
@@ -45,7 +45,7 @@ def encoded(
     if last.choice is not None:
         part = next(one.part for one in program.fields if one.over == "chosen")
         if last.choice.op == "drawn":
-            values.chosen = drawn(count, part, seed)  # bad ones, too, which are 0
+            values.chosen = drawn(count, part, seed)  # including bad ones, which are 0
         else:
             values.chosen = np.flatnonzero(values.of(last.choice) & taken.good)[: capacity(count, part)]
     message[:8] = np.array([taken.bad, len(values.chosen)], np.uint32).view(np.uint8)
@@ -60,7 +60,7 @@ def encoded(
 
 
 def measured(program: Program, flat: Array, residual: Array | None = None, real: Any = np.float64) -> float:
-    """What processes must agree on, for one gradient."""
+    """Return the value of one gradient on which ranks must agree."""
     if program.agrees is None or not len(flat):
         return 0.0
     return float(Values(len(flat), Taken.of(flat, residual, real).numbers, program.block, real=real).of(program.agrees))
@@ -69,7 +69,7 @@ def measured(program: Program, flat: Array, residual: Array | None = None, real:
 def decoded(
     program: Program, message: Array, count: int, *, agreed: float | None = None, real: Any = np.float64
 ) -> Array:
-    """The numbers that the message of one gradient stands for."""
+    """Return the numbers that one gradient's message stands for."""
     values = Values(count, np.zeros(0), program.block, agreed=agreed, real=real)
     places = program.layout(count)
     chosen = min(int(message[4:8].view(np.uint32)[0]), count)
@@ -88,31 +88,31 @@ def decoded(
 
 @dataclass(frozen=True)
 class Taken:
-    """What is encoded of one gradient and its residual: good numbers as they are, 0 for bad ones (infinite or none)."""
+    """One gradient with its residual: good numbers as they are, 0 for bad ones (infinite or NaN)."""
 
     numbers: Array
     good: Array
-    kept: Array  # the residual of bad numbers: as it was, 0 where it was bad itself
-    bad: bool  # whether a number of the gradient, of the residual or of their sum is
+    kept: Array  # residual of bad numbers: unchanged, or 0 if it was bad itself
+    bad: bool  # True if a number of the gradient, the residual or their sum is bad
 
     @classmethod
     def of(cls, flat: Array, residual: Array | None, real: Any) -> Taken:
         with np.errstate(all="ignore"):
             before = np.zeros(len(flat), real) if residual is None else residual.astype(real)
             kept = np.where(_finite(before), before, 0)
-            numbers, seen = flat.astype(real) + kept + 0.0, flat.astype(real) + before  # 0.0: there is no -0
+            numbers, seen = flat.astype(real) + kept + 0.0, flat.astype(real) + before  # 0.0: avoids -0
             good = _finite(numbers)
             return cls(np.where(good, numbers, 0), good, kept, not _finite(seen).all())
 
 
 def _finite(x: Array) -> Array:
-    """As float32, which is what numbers are everywhere else."""
+    """Round to float32, the type of numbers everywhere else."""
     return np.isfinite(x.astype(np.float32))
 
 
 @dataclass
 class Values:
-    """Everything that is known of one gradient, computed when it is asked for."""
+    """Values of one gradient, computed on demand."""
 
     count: int
     numbers: Array
@@ -130,12 +130,12 @@ class Values:
                 value = self._computed(node)
             kind = {"float": self.real, "int": np.int32, "bool": np.bool_}[node.kind]
             if node.kind == "float" and node.over in {"gradient", "block"}:
-                value = np.asarray(value, np.float32)  # as it is in every back end
+                value = np.asarray(value, np.float32)  # as in every backend
             self.known[id(node)] = np.asarray(value).astype(kind)
         return self.known[id(node)]
 
     def spread(self, value: Any, node: Node) -> Any:
-        """A value of every block as one of every number."""
+        """Expand a value per block to one per number."""
         return np.repeat(value, self.block)[: self.count] if node.over == "block" else value
 
     def _computed(self, node: Node) -> Any:
@@ -192,26 +192,28 @@ class Values:
     def _spread(self, node: Node) -> Any:
         index, value = (self.of(arg) for arg in node.args)
         out = np.zeros(self.count, self.real)
-        inside = (index >= 0) & (index < self.count)  # a message may have been damaged
+        inside = (index >= 0) & (index < self.count)  # a message may be damaged
         out[index[inside]] = np.broadcast_to(value, index.shape)[inside]
         return out
 
 
 def hashed(count: int, seed: int) -> Array:
-    """32 bits for every place, from it and the seed."""
+    """Return 32 random bits for every index, from it and the seed."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(seed * 0x85EBCA77 & 0xFFFFFFFF)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
     return np.asarray((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B), np.uint32)
 
 
 def uniform(count: int, seed: int) -> Array:
-    """From [0, 1), with 23 bits of the hash."""
+    """Return numbers from [0, 1), with 23 bits of the hash."""
     return (hashed(count, seed) >> np.uint32(9)) * 2.0**-23
 
 
 def drawn(count: int, part: float, seed: int) -> Array:
-    """Numbers chosen at random, one of every stratum: as many strata as there is room for, those at first longer by one
-    where their lengths differ."""
+    """Return randomly chosen indices, one in every stratum.
+
+    There are as many strata as there is room for; the first ones are longer by one if lengths differ.
+    """
     many = capacity(count, part)
     if not many:
         return np.zeros(0, np.int64)
@@ -223,7 +225,7 @@ def drawn(count: int, part: float, seed: int) -> Array:
 
 
 def found_threshold(x: Array, part: float, every: int) -> Any:
-    """The value that about a part of the numbers reach; see `program.ROUNDS`."""
+    """Return the value that about `part` of the numbers reach; see `program.ROUNDS`."""
     step, count = sampling(len(x), every)
     seen = x[np.arange(len(x)) // RUN % step == 0].astype(np.float32)
     k = capacity(count, part)
@@ -242,7 +244,7 @@ def found_threshold(x: Array, part: float, every: int) -> Any:
 
 
 def to_bfloat(x: Array) -> Array:
-    """The nearest numbers whose lower 16 bits are zero, the even one of two."""
+    """Round to the nearest numbers whose lower 16 bits are zero, ties to even."""
     bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
@@ -276,7 +278,7 @@ OPERATIONS: dict[str, Any] = {
 
 
 def _stored(one: Field, value: Any) -> Array:
-    """A field as bytes."""
+    """Return a field as bytes."""
     value = np.atleast_1d(value)
     if one.bits < 8:
         bits = (value.astype(np.uint8)[:, None] >> np.arange(one.bits, dtype=np.uint8)) & 1
@@ -289,7 +291,7 @@ def _stored(one: Field, value: Any) -> Array:
 
 
 def _loaded(one: Field, data: Array, length: int, real: Any) -> Array:
-    """The values of a field."""
+    """Return the values of a field."""
     if one.bits < 8:
         bits = np.unpackbits(data, count=length * one.bits, bitorder="little").reshape(length, one.bits)
         return np.asarray((bits << np.arange(one.bits, dtype=np.uint8)).sum(1), np.int32)

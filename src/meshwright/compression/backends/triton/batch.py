@@ -1,8 +1,8 @@
 """Batches on CUDA devices: one launch for each pass, however many gradients there are.
 
-Each gradient is cut into tiles; a table on the device, made once, tells a program which part of which gradient its tile is.
-Nothing waits for the device, and all scratch memory is allocated when the batch is made, so that encoding and decoding
-can be captured in a CUDA graph.
+Each gradient is cut into tiles. A table on the device, made once, tells each program the gradient and position of its
+tile. Nothing waits for the device, and all scratch memory is allocated with the batch, so encoding and decoding can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from meshwright.compression.batch import Batch
 from meshwright.compression.language import Node
 from meshwright.compression.program import Program, barriers, capacity, walk
 
-TILE, WARPS = 2048, 4  # numbers and warps of a program
-CHOOSING = 4096  # numbers, where some are chosen
+TILE, WARPS = 2048, 4  # numbers and warps per program
+CHOOSING = 4096  # numbers per program, if some are chosen
 
 
 class TritonBatch(Batch):
-    """Gradients that are encoded and decoded by generated kernels."""
+    """Batch of gradients that are encoded and decoded by generated kernels."""
 
     def __init__(
         self, program: Program, counts: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32,
@@ -42,7 +42,7 @@ class TritonBatch(Batch):
         self._last = program.encoding[-1]
         self._room = [capacity(one, self._part) if self._part else 0 for one in self.counts]
         lengths = np.array(self.counts, np.int64)
-        # Where numbers are chosen, a gradient's last tile says how many: one without numbers has a tile, too.
+        # If numbers are chosen, a gradient's last tile writes their count: an empty gradient has a tile, too.
         self._tiles, first, many = self._tiling(lengths, self._tile, least=int(self._part > 0))
         self._groups, groups = self._grouped(first, many)
         self._large, *large = self._tiling(lengths, LARGER * self._tile)
@@ -54,13 +54,13 @@ class TritonBatch(Batch):
         self._chosen = self._tiling(np.array(self._room, np.int64), self._tile, inside=True)[0]
         self._in_order = in_order(program)
         self._decoded = self._tiling(lengths, SPREAD)[0] if self._in_order else self._tiles
-        # Programs that search a threshold together must all run at once; the interpreter runs one after the other.
+        # Programs that search a threshold together must run concurrently; the interpreter runs one after the other.
         cuda = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         self._together = min(128, cuda.multi_processor_count) if cuda else 1
         self._searches = {id(node): Search.of(self, node) for node in self._shape_nodes() if node.op == "threshold"}
-        # Launches that overlap need a device that knows how to wait for the one before inside a program.
+        # Overlapping launches need a device on which a program can wait for the previous launch.
         self._overlaps = cuda is not None and cuda.major >= 9
-        # Results of the tiles of a gradient are put together by one program: at once if they are few, by a wide one else.
+        # One program combines the results of a gradient's tiles: in the same launch if they are few, else a wide one.
         few = max(large[1], default=0) <= 1024
         self._wide, self._joining = (1024, 4) if few else (8192, 16)
         self._scratch(len(self._tiles), len(self._shape.stats))
@@ -69,7 +69,7 @@ class TritonBatch(Batch):
 
     @property
     def _listed(self) -> int:
-        """Tiles of a group, where numbers are chosen by a test; else 0."""
+        """Tiles of a group if numbers are chosen by a test, else 0."""
         choice = self._last.choice
         return 0 if choice is None or choice.op == "drawn" else self._shape.listed
 
@@ -78,7 +78,7 @@ class TritonBatch(Batch):
         return max((one.part for one in self.program.fields if one.over == "chosen"), default=0.0)
 
     def _fields(self) -> list[list[int]]:
-        """Where each field of each gradient begins in the message."""
+        """Return the offset of each field of each gradient in the message."""
         layouts = [self.program.layout(one) for one in self.counts]
         pairs = list(zip(self.places, layouts, strict=False))
         return [[place + layout[one.name] for place, layout in pairs] for one in self.program.fields]
@@ -90,8 +90,10 @@ class TritonBatch(Batch):
         return torch.from_numpy(np.stack(columns, axis=1).astype(np.int64)).to(self.device)
 
     def _tiling(self, lengths: Any, size: int, *, inside: bool = False, least: int = 0) -> tuple[Tensor, Any, Any]:
-        """Tiles (where they, or with `inside` their gradient, begin in the buffer; gradient; where in it; how long), and for
-        each gradient the first of them and how many."""
+        """Return tiles, and each gradient's first tile and number of tiles.
+
+        A tile is its offset in the buffer (with `inside`, that of its gradient), gradient, offset in it, and length.
+        """
         many = np.maximum(-(-lengths // size), least)
         first = np.cumsum(many) - many
         which = np.repeat(np.arange(len(lengths)), many)
@@ -100,7 +102,7 @@ class TritonBatch(Batch):
         return self._table(at, which, start, np.minimum(lengths[which] - start, size)), first, many
 
     def _grouped(self, first: Any, many: Any) -> tuple[Tensor, Any]:
-        """Groups of tiles of one gradient (the first, how many, gradient, first group of it), and the first of each."""
+        """Return groups of a gradient's tiles (first, count, gradient, its first group), and each one's first group."""
         size = self._shape.listed
         groups = -(-many // size)
         which = np.repeat(np.arange(len(groups)), groups)
@@ -116,11 +118,11 @@ class TritonBatch(Batch):
         gradients = len(self.counts)
         self._partial, self._stats = empty(stats + 1, max(tiles, 1)), empty(gradients, max(stats, 1))
         chosen = max(tiles, 1) if self._part or self._searches else 1
-        self._found = empty(chosen, dtype=torch.int32)  # how many numbers every tile has chosen, and lists of them
+        self._found = empty(chosen, dtype=torch.int32)  # numbers chosen by every tile, and lists of them
         self._words = empty(chosen * self._tile // 32, dtype=torch.int32)
-        self._lists = empty(chosen * self._shape.slots, dtype=torch.int64)  # places and numbers
+        self._lists = empty(chosen * self._shape.slots, dtype=torch.int64)  # indices and numbers
         self._values = empty(chosen * self._shape.slots if self._searches else 1)
-        self._sums = empty(max(len(self._groups), 1), dtype=torch.int32)  # how many every group of tiles has
+        self._sums = empty(max(len(self._groups), 1), dtype=torch.int32)  # counts of every group of tiles
 
     def measure(self, flat: Tensor, *, residual: Tensor | None = None) -> None:
         if self.program.agrees is not None:
@@ -146,7 +148,7 @@ class TritonBatch(Batch):
         run.launch("agree", len(self.counts), self.agreed, self._segments, self._stats, warps=1)
 
     def _before(self, wanted: list[Node], run: Run, *, flag: bool) -> None:
-        """Statistics that some values need; what was agreed on needs nothing any more."""
+        """Compute statistics that some values need, except those already agreed on."""
         needed = {id(node) for node in barriers(known(wanted))}
         for one in self.program.encoding[:-1]:
             if any(id(node) in needed for node in sums(one)):
@@ -197,7 +199,7 @@ class TritonBatch(Batch):
 
 
 def known(nodes: list[Node]) -> list[Node]:
-    """Values that must be computed for some: those below an agreed one need not."""
+    """Return values that must be computed for others: those below an agreed one are not needed."""
     found: list[Node] = []
     for node in nodes:
         if node.op != "agreed":
@@ -208,7 +210,7 @@ def known(nodes: list[Node]) -> list[Node]:
 
 @cache
 def kernels(program: Program, tile: int) -> tuple[Shape, dict[str, Any]]:
-    """The kernels of a program, by name; Triton compiles each when it is first launched."""
+    """Return the kernels of a program by name; Triton compiles each at its first launch."""
     stops = [node for one in program.encoding for node in one.reductions if node.op != "agreed"]
     shape = Shape(program, tile, {id(node): place for place, node in enumerate(stops)})
     return shape, functions(source(shape))

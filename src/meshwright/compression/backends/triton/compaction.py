@@ -1,9 +1,9 @@
-"""Lists of the numbers that pass a test as Triton text, one for each tile, in the order of their places.
+"""Lists of the numbers that pass a test as Triton text, one list per tile, in order.
 
-Few pass. So a tile is first looked at four numbers at a time: whether the largest of them passes, which is all that most
-numbers cost. Then each thread tests those of its 32 numbers again, from the cache, that lie in such a four, and puts those
-that pass into the list: three at once, since each reading waits. Where a thread has more such fours, every number of the
-tile is tested.
+Few numbers pass. So a tile is first examined four numbers at a time: whether the largest of them passes, which is all
+that most numbers cost. Then each thread reads those of its 32 numbers in such a group of four again, from the cache,
+and lists those that pass. It reads three groups at once, since each read waits. If a thread has more groups, every
+number of the tile is tested.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _LIST = "flat, residual, agreed, segments, stats, listed, values, seed, at, segm
 
 
 def tested(shape: Shape, test: Node, body: Body, *, bad: bool) -> list[str]:
-    """One bit for each number that passes, in words of 32; bad ones only if those may. The words are written and read, so
-    that each thread has one of them: those that it has found are the same in many threads."""
+    """Return lines that write one bit for each passing number, in words of 32; bad ones only if `bad`.
+
+    The words are written and read back so that each thread has one of them: threads hold copies of what they computed.
+    """
     passing = body.of(test) + ("" if bad else " & good")
     return [
         *body.lines,
@@ -33,7 +35,7 @@ def tested(shape: Shape, test: Node, body: Body, *, bad: bool) -> list[str]:
 
 
 def _words(shape: Shape, bits: str, each: int = 1) -> list[str]:
-    """Write a bit for `each` numbers, 32 in a word."""
+    """Return lines that write a bit for `each` numbers, 32 in a word."""
     words = shape.size // 32 // each
     return [
         f"bits = tl.reshape({bits}, ({words}, 32))",
@@ -46,8 +48,11 @@ def _words(shape: Shape, bits: str, each: int = 1) -> list[str]:
 def listing(
     shape: Shape, name: str, test: Node, wrote: list[str], after: list[str], *, bad: bool = False, back: bool = False
 ) -> str:
-    """A kernel that lists what passes a test, if there is room for all: `wrote` puts a number (`number`, `x`) at its `place`
-    where it is `inside`. Then comes what is done `after` with how many there are, `all_here`."""
+    """Return a kernel that lists what passes a test, if there is room for all.
+
+    `wrote` stores a number (`number`, `x`) at its `place` where it is `inside`. The lines `after` follow with the
+    count, `all_here`.
+    """
     body = Body(shape)
     fours = _fours(shape, test, body)
     own = f"(words + tile.to(tl.int64) * {shape.size // 32}).to(tl.pointer_type(tl.uint8))"
@@ -58,7 +63,7 @@ def listing(
 
 
 def _fours(shape: Shape, test: Node, body: Body) -> str:
-    """Whether one of four numbers passes, or may."""
+    """Return lines that test if one of four numbers passes, or may pass."""
     shape_of = f"({shape.size // 4}, 4)"
     if test.op == "ge" and test.args[1].over in {"gradient", "constant"}:
         value, least = body.full(test.args[0], "float"), body.of(test.args[1], "float")
@@ -68,8 +73,10 @@ def _fours(shape: Shape, test: Node, body: Body) -> str:
 
 
 def _few(shape: Shape, name: str, test: Node, bad: bool) -> str:
-    """From a bit for each four to one for each number. One sum tells how many pass, and whether a thread has more fours or
-    numbers than are read at once."""
+    """Return lines that turn one bit per four numbers into one bit per number.
+
+    One sum gives the count of passing numbers, and whether a thread has more groups or numbers than are read at once.
+    """
     words, high = shape.size // 32, shape.size.bit_length()
     body = Body(shape)
     passing = body.of(test) + ("" if bad else " & good")
@@ -135,7 +142,7 @@ def list_all_{name}({_PASSED}, RESIDUAL: tl.constexpr):
 
 
 def _put(shape: Shape, name: str, wrote: list[str]) -> str:
-    """Numbers whose bits are set, into the list; `going` is not 0 if a word may have more than are read at once."""
+    """Return lines that list numbers whose bits are set; `going` is nonzero if a word has more than are read at once."""
     read = [*LOWEST, "inside = word != 0", *LOADING]
     used = ["number, zero = start + offset, offset * 0", *JUDGING, *wrote, NEXT[1]]
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Decoding as Triton text: every number from its message, or chosen numbers to their places."""
+"""Decoding as Triton text: every number from its message, or chosen numbers to their indices."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from meshwright.compression.language import Node
 from meshwright.compression.program import Field, Program, walk
 from meshwright.errors import InputError
 
-SPREAD = 4096  # numbers that one program writes where few of them were sent
-_AT_ONCE = 128  # of those that were sent
+SPREAD = 4096  # numbers that one program writes if few were sent
+_AT_ONCE = 128  # sent numbers read at once
 
 
 def reading(shape: Shape) -> str:
-    """Decoding: every number from the message, or chosen numbers to their places."""
+    """Return a decoding kernel: every number from the message, or chosen numbers to their indices."""
     result = shape.program.decoding.result
     assert result is not None
     if result.op == "spread":
@@ -56,7 +56,7 @@ def decode(message, out, agreed, tiles, segments, ADD: tl.constexpr, ALIGNED: tl
 
 
 def in_order(program: Program) -> bool:
-    """Whether a message has chosen numbers in the order of their places."""
+    """Return True if a message has chosen numbers in the order of their indices."""
     result = program.decoding.result
     if result is None or result.op != "spread" or result.args[0].op != "field":
         return False
@@ -65,7 +65,7 @@ def in_order(program: Program) -> bool:
 
 
 def _spreading(shape: Shape, result: Node) -> str:
-    """Chosen numbers in their places, nothing elsewhere: what is chosen of a tile is found by its order."""
+    """Return a kernel that writes chosen numbers and zeros; a tile's chosen numbers are found by their order."""
     body, size = _Message(shape), SPREAD
     index, value = body.of(result.args[0], "int"), body.of(result.args[1], "float")
     place, _ = _field(shape, result.args[0].name)
@@ -106,7 +106,7 @@ def decode(message, out, agreed, tiles, segments, ALIGNED: tl.constexpr):
 
 
 def _scattering(shape: Shape, result: Node) -> str:
-    """Chosen numbers added to what is in their places (or written there)."""
+    """Return a kernel that adds (or writes) chosen numbers at their indices."""
     body = _Message(shape)
     index, value = body.of(result.args[0], "int"), body.of(result.args[1], "float")
     return f"""

@@ -1,4 +1,4 @@
-"""A kernel over tiles as Triton text: what every pass has in common, and how fields of a message are written."""
+"""A kernel over tiles as Triton text: the common part of every pass, and writing the fields of a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.compression.program import Field, Pass
 _ARGUMENTS = (
     "flat, residual, message, agreed, tiles, segments, partial, stats, found, sums, words, listed, values, seed, many"
 )
-_MOST = 3.4028234663852886e38  # a number that is not less or equal is infinite or none
+_MOST = 3.4028234663852886e38  # a number that is not less or equal is infinite or NaN
 _FLAGS = "FLAG: tl.constexpr, RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, WIDE: tl.constexpr"
 
 LOADING = [
@@ -28,14 +28,14 @@ JUDGING = [
     f"good = tl.abs(x) <= {_MOST}",
     "x = tl.where(good, x, 0.0)",
 ]
-# One number of each word of 32 bits, in each turn.
+# One number of each 32-bit word per iteration.
 LOWEST = [
     "lowest = (word & -word).to(tl.float32).to(tl.int32, bitcast=True)  # its exponent is the place of the bit",
     "offset = which + ((lowest >> 23) & 255) - 127",
 ]
 NEXT = ["word &= word - 1", "place += 1"]
 LOOKED = ["if FLAG:", "    none = tl.sum(seen * 0.0)  # not 0 if a number is bad; nothing is cheaper"]
-# A kernel that was launched before has written that no number is bad.
+# An earlier kernel has written that no number is bad.
 TOLD = [
     "if FLAG:",
     "    if none != 0.0:",
@@ -44,8 +44,10 @@ TOLD = [
 
 
 def kernel(shape: Shape, name: str, body: Body, *, back: bool = False) -> str:
-    """A pass over tiles of the gradients. Each can be the first, which looks for bad numbers. One that goes `back` begins
-    with the last tile: where a pass before it has ended, so that a cache still has some of the numbers."""
+    """Return a pass over tiles of the gradients. Each can be the first, which looks for bad numbers.
+
+    With `back` a pass starts at the last tile, where the previous pass ended: a cache still has some of its numbers.
+    """
     size, columns = shape.size, shape.columns
     where = [
         f"rows = tl.arange(0, {size // columns})[:, None]",
@@ -76,7 +78,7 @@ def {name}({_ARGUMENTS}, {_FLAGS}, ALIGNED: tl.constexpr):
 
 
 def stored(shape: Shape, body: Body, one: Field, place: int) -> list[str]:
-    """Lines that write a field of the message."""
+    """Return lines that write a field of the message."""
     pointer = f"tl.multiple_of(tl.load(facts + {FIXED + place}), 16)"
     lines = [f"to = message + {pointer}"]
     kind = "float" if "f" in one.dtype else "int"
@@ -99,7 +101,7 @@ def stored(shape: Shape, body: Body, one: Field, place: int) -> list[str]:
 
 
 def fields_of(shape: Shape, last: Pass, body: Body, *, chosen: bool) -> list[str]:
-    """Lines that write the fields that chosen numbers have, or those that all gradients have."""
+    """Return lines that write the fields of chosen numbers, or those that all gradients have."""
     fields = [(i, one) for i, one in enumerate(last.fields) if one.sent and (one.over == "chosen") == chosen]
     lines = [line for i, one in fields for line in stored(shape, body, one, i)]
     return [*body.lines, *lines]

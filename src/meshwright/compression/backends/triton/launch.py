@@ -1,4 +1,4 @@
-"""How kernels of a batch are launched: one after the other, each as early as it can begin."""
+"""Launch the kernels of a batch: one after the other, each as early as it can begin."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from meshwright.compression.program import ROUNDS, capacity, sampling
 if TYPE_CHECKING:
     from meshwright.compression.backends.triton.batch import TritonBatch
 
-# Registers of a thread in kernels whose rare paths would ask for more, and leave room for fewer programs.
+# Register limits of kernels whose rare paths would take more, and leave room for fewer programs.
 CHOOSING, COLLECTING, REDUCING = 48, 64, 64
 
 
 class Run:
-    """One encoding: what its kernels are given."""
+    """One encoding: the arguments of its kernels."""
 
     def __init__(self, batch: TritonBatch, flat: Tensor, message: Tensor, residual: Tensor | None, seed: int) -> None:
         self.batch, self.flat, self.message, self.residual = batch, flat, message, residual
         mixed = seed * 0x85EBCA77 & 0xFFFFFFFF
         self.seed = mixed - (1 << 32) if mixed >= 1 << 31 else mixed
         self.kept = flat if residual is None else residual
-        # Whether messages tell of bad numbers, whether they tell of none yet, whether nothing has been launched.
+        # True if messages have flags of bad numbers; if these are still clear; if nothing has been launched.
         self.flagged, self.cleared, self.first = False, False, True
         self.few: dict[str, Any] = {"maxnreg": CHOOSING} if residual is None else {}
 
@@ -47,7 +47,7 @@ class Run:
     def launch(
         self, name: str, programs: int, *given: Any, warps: int, last: tuple[Any, ...] = (), **options: Any
     ) -> None:
-        """Launch a kernel that waits for the one before itself, so that it can begin earlier."""
+        """Launch a kernel that waits for the previous one inside, so that it can begin earlier."""
         if not programs:
             return
         chain = 0 if not self.batch._overlaps else 1 if self.first else 2
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Search:
-    """How programs share the search of one threshold; one over all numbers begins with a guess from a sample."""
+    """Search of one threshold, shared by programs; over all numbers it starts with a guess from a sample."""
 
     slot: int
     guess: Shared
@@ -83,18 +83,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Shared:
-    """Programs that look at a gradient, or a sample of it, together."""
+    """Programs that examine a gradient, or a sample of it, together."""
 
     table: Tensor  # facts of every program
-    board: Tensor  # what they tell each other, in every round
-    share: int  # programs of one gradient, at most
+    board: Tensor  # their messages to each other, in every round
+    share: int  # maximum programs of one gradient
 
     @classmethod
     def of(cls, batch: TritonBatch, every: int, part: float) -> Shared:
         steps, seen = np.array([sampling(one, every) for one in batch.counts], np.int64).reshape(-1, 2).T
-        rows = np.clip(
-            -(-seen // CHUNK), 1, batch._together
-        )  # one for a gradient without numbers, too: it clears its message
+        rows = np.clip(-(-seen // CHUNK), 1, batch._together)  # one for an empty gradient, too: it clears the message
         which = np.repeat(np.arange(len(rows)), rows)
         first = (np.cumsum(rows) - rows)[which]
         reach = np.array([capacity(int(one), part) for one in seen], np.int64)

@@ -1,5 +1,8 @@
-"""Numbers that are chosen at random as Triton text: one pass over the tiles. The strata of a tile are known from where it
-begins, and each has its place in the message, so that no program waits for another and only chosen numbers cost a hash."""
+"""Random choice of numbers as Triton text: one pass over the tiles.
+
+A tile's position determines its strata and their places in the message, so that no program waits for another and only
+chosen numbers cost a hash.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _WRITTEN = "residual, message, agreed, segments, stats, seed, at, segment, start
 
 
 def drawing(shape: Shape, last: Pass) -> str:
-    """Bad numbers are drawn like others, as 0: whether a number is bad does not move those behind it."""
+    """Return the kernel. Bad numbers are drawn as 0, so that they do not shift later ones."""
     body = Body(shape)
     once = fields_of(shape, last, Body(shape), chosen=False)
     body.lines += [
@@ -31,9 +34,9 @@ def drawing(shape: Shape, last: Pass) -> str:
 
 
 def _strata(shape: Shape) -> str:
-    """The strata that a tile has a part of: their places, which number each gives, and whether it lies in the tile."""
+    """Return lines on the strata that overlap a tile: places, chosen indices, and whether these are in the tile."""
     part = max(one.part for one in shape.program.fields)
-    shortest = max(1, int(1 / part) - 1)  # numbers; a gradient of less has one stratum
+    shortest = max(1, int(1 / part) - 1)  # numbers; a shorter gradient has one stratum
     lanes = 1 << (shape.size // shortest + 1).bit_length()
     return f"""
 @triton.jit

@@ -1,8 +1,8 @@
-"""Choosing numbers as Triton text: a pass that tests every number and lists those that pass, tile by tile, and one over the
-lists, which adds up how many others were chosen before, and writes the message.
+"""Choice of numbers as Triton text, in two passes.
 
-A list has room for several times as many as are expected. Where more pass, the tile is left to the second pass, which then
-tests its numbers again.
+The first pass tests every number and lists those that pass, tile by tile. The second goes over the lists, adds up how
+many were chosen before, and writes the message. A list has room for several times the expected count. If more pass, the
+second pass tests the tile's numbers again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _GROUPS = (
     "flat, residual, message, agreed, tiles, segments, groups, stats, found, sums, words, listed, seed, "
     "RESIDUAL: tl.constexpr, CHAIN: tl.constexpr, ALIGNED: tl.constexpr"
 )
-GROUP = 4  # facts of a group of tiles: the first, how many, gradient, first group of the gradient
-BEFORE = 1024  # groups whose sums are added up at once
+GROUP = 4  # fields of a group of tiles: first, count, gradient, first group of the gradient
+BEFORE = 1024  # groups whose counts are added up at once
 
 
 def choosing(shape: Shape, last: Pass) -> str:
-    """Both passes."""
+    """Return both passes."""
     if shape.program.block:
         raise InputError("chooses by blocks", field="choose", valid="a test without statistics of blocks")
     if any(one.over == "number" for one in last.fields):
@@ -35,7 +35,7 @@ def choosing(shape: Shape, last: Pass) -> str:
 
 
 def _listing(shape: Shape, last: Pass) -> str:
-    """The residual becomes what the message will lack if there is room for all."""
+    """Return the listing pass; the residual becomes what the message will lack if there is room for all."""
     assert last.choice is not None
     after = [
         "tl.store(found + tile, all_here)",
@@ -50,7 +50,7 @@ def _listing(shape: Shape, last: Pass) -> str:
         body.lines.append(f"write(residual + at + offset, tl.where(good, x - {said}, old), inside, WHOLE)")
         after += [f"if RESIDUAL and all_here <= {shape.slots}:", "    tl.debug_barrier()  # they have been read"]
         after += ["    " + line for line in body.lines]
-    # The place above, the number below: one word to write.
+    # Index above, number below: one word to write.
     pair = "(number.to(tl.int64) << 32) | x.to(tl.uint32, bitcast=True).to(tl.int64)"
     wrote = [f"tl.store(listed + to + place, {pair}, mask=inside)"]
     before = [node for one in shape.program.encoding for node in one.reductions]
@@ -59,7 +59,7 @@ def _listing(shape: Shape, last: Pass) -> str:
 
 
 def _turns(shape: Shape, last: Pass) -> str:
-    """Write the lowest number of each word, as far as there is room, until no word has any."""
+    """Return lines that write the lowest number of each word, as far as there is room, until no word has any."""
     body = Body(shape)
     lines = fields_of(shape, last, body, chosen=True)
     rest = body.further()
@@ -89,7 +89,7 @@ def write_chosen({_TURNS}, RESIDUAL: tl.constexpr):
 
 
 def _again(shape: Shape, last: Pass) -> str:
-    """A tile that has too many for its list."""
+    """Return lines for a tile that has too many numbers for its list."""
     assert last.choice is not None
     lines = tested(shape, last.choice, Body(shape), bad=False)
     return f"""
@@ -111,7 +111,7 @@ def test_again(flat, residual, message, agreed, tiles, segments, stats, words, s
 
 
 def _collecting(shape: Shape, last: Pass) -> str:
-    """Lists of some tiles at once, into the message; what finds no room goes back to the residual."""
+    """Return the pass that writes lists of some tiles into the message; numbers without room return to the residual."""
     first, body = Body(shape), Body(shape)
     once, lines = fields_of(shape, last, first, chosen=False), fields_of(shape, last, body, chosen=True)
     many = shape.listed

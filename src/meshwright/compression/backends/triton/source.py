@@ -1,7 +1,7 @@
-"""Triton kernels as text, from a program: one function for each pass over the numbers, whatever the algorithm.
+"""Triton kernels as text, from a program: one function for each pass over the numbers, for any algorithm.
 
-Every kernel handles one tile of one gradient. Its first part reads the numbers (and the residual) and replaces bad ones by
-zero; then come the values that are wanted, each once, in the order of their operands; then what is done with them.
+Every kernel handles one tile of one gradient. It reads the numbers (and the residual) and replaces bad ones by zero.
+Then it computes the wanted values, each once, operands first, and stores the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEFT = ["if FLAG:", "    tl.store(partial + tile, tl.where(none == 0.0, 0.0, 1.
 
 
 def source(shape: Shape) -> str:
-    """The text of all kernels.
+    """Return the text of all kernels.
 
     >>> from meshwright.compression import codec
     >>> text = source(Shape(codec("fp16").program, 4096, {}))
@@ -48,13 +48,15 @@ def _last(shape: Shape, last: Pass) -> str:
 
 
 def sums(one: Pass) -> list[Node]:
-    """Statistics that one look at every number gives."""
+    """Return the statistics that one look at every number gives."""
     return [node for node in one.reductions if node.op in REDUCTIONS]
 
 
 def reducing(shape: Shape, one: Pass) -> str:
-    """A pass that leaves the statistics of every tile, and a kernel that puts those of a gradient together. Tiles are larger
-    than elsewhere: the fewer there are, the sooner the kernel ends for which all wait."""
+    """Return a pass that stores the statistics of every tile, and a kernel that combines those of a gradient.
+
+    Tiles are larger than elsewhere: the fewer there are, the sooner the kernel ends for which all wait.
+    """
     large = replace(shape, size=LARGER * shape.size)
     body, after = Body(large), []
     body.lines += _LEFT
@@ -102,7 +104,7 @@ def agree(agreed, segments, stats, CHAIN: tl.constexpr):
 
 
 def writing(shape: Shape, last: Pass) -> str:
-    """The message, and what it does not say of every number."""
+    """Return the pass that writes the message, and the residual of every number."""
     body = Body(shape)
     body.lines += TOLD
     for i, one in enumerate(last.fields):

@@ -1,4 +1,4 @@
-"""From text to kernels: functions that Triton compiles when they are first launched."""
+"""Compile text to kernels: functions that Triton compiles at their first launch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _NAMES = count()
 
 
 def functions(text: str) -> dict[str, Any]:
-    """What the text defines, by name; it may use what `triton_parts` and `triton_waiting` have."""
+    """Return the functions that a text defines; it may use those of `triton_parts` and `triton_waiting`."""
     from meshwright.compression.backends.triton import parts, waiting
 
     name = f"<kernels {next(_NAMES)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # where Triton looks for the text
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # Triton looks for the text here
     names: dict[str, Any] = {**vars(parts), **vars(waiting), "__name__": "meshwright.compression.generated"}
     exec(compile(text, name, "exec"), names)
     return names

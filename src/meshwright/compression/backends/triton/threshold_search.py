@@ -1,4 +1,4 @@
-"""Searching a threshold as Triton text: some programs look at a gradient (or a sample of it) together, round after round."""
+"""Search of a threshold as Triton text: programs examine a gradient (or a sample of it) together, in rounds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from meshwright.compression.language import Node
 from meshwright.compression.program import ROUNDS, RUN, walk
 from meshwright.errors import InputError
 
-CHUNK = 2048  # numbers that a program looks at at once
-# Facts of a program: gradient, its row of the board, the gradient's first row, rows, numbers to reach, step, numbers, begin.
+CHUNK = 2048  # numbers that a program examines at once
+# Fields of a program: gradient, its row of the board, the gradient's first row, rows, numbers to reach, step, numbers,
+# begin.
 FACTS = 8
-LANES = 8192  # places of lists that a program looks at at once
-GUESS = 1024  # one in so many runs is looked at for a first guess of what all numbers reach
-MARGIN = 1.25  # times as many numbers as wanted are listed by a guess
+LANES = 8192  # list entries that a program examines at once
+GUESS = 1024  # runs, of which one is examined for a first guess of the threshold
+MARGIN = 1.25  # factor of listed numbers over wanted ones
 
 _ARGUMENTS = "flat, residual, agreed, segments, stats"
 _BEGIN = f"""
@@ -34,7 +35,7 @@ _OPTIONS = "RESIDUAL: tl.constexpr, SHARE: tl.constexpr, ALIGNED: tl.constexpr, 
 
 
 def _top(slot: int, passed: str, begin: str = "rows") -> str:
-    """The largest number that all programs of a gradient see."""
+    """Return a function for the largest number that all programs of a gradient see."""
     return f"""    chunk = mine - first + {begin}
     while chunk < chunks:
         high = tl.maximum(high, tl.max(look_{slot}({passed}, chunk, RESIDUAL)))
@@ -45,8 +46,10 @@ def _top(slot: int, passed: str, begin: str = "rows") -> str:
 
 
 def searching(shape: Shape, node: Node) -> str:
-    """One kernel: the largest number, then `ROUNDS` rounds of counting how many numbers reach each of 16 candidates. After
-    each, every program tells the others what it has found, and all draw the same conclusion."""
+    """Return a kernel: the largest number, then `ROUNDS` rounds of counting numbers that reach each of 16 candidates.
+
+    After each round every program publishes its counts, and all draw the same conclusion.
+    """
     if any(one.block for one in walk(node.args[0])):
         raise InputError("depends on blocks", field="threshold", valid="a value without statistics of blocks")
     slot = shape.stats[id(node)]
@@ -91,7 +94,7 @@ def _passed() -> str:
 
 
 def _seen(shape: Shape, node: Node, name: str, numbers: int) -> str:
-    """A function that computes some of the values of which a threshold is searched, -1 beyond the last."""
+    """Return a function that computes some of the values whose threshold is searched, -1 beyond the last."""
     body = Body(shape)
     value = body.full(node.args[0])
     reads = any(one.op == "gradient" for one in walk(node.args[0]))
@@ -111,14 +114,16 @@ def {name}_{shape.stats[id(node)]}({_passed()}, chunk, RESIDUAL: tl.constexpr, W
 
 
 def refining(shape: Shape, node: Node) -> str:
-    """A threshold over all numbers: those that reach a guess are listed, tile by tile, and the search is among them. A tile
-    whose list is too short is looked at as a whole in every round; if the guess was too high, all numbers are."""
+    """Return kernels for a threshold over all numbers: those that reach a guess are listed, then searched.
+
+    A tile whose list is too short is examined as a whole in every round; if the guess was too high, all numbers are.
+    """
     slot, slots = shape.stats[id(node)], shape.slots
     tiles = max(1, LANES // slots)
     one = Body(shape)
     listed = one.full(node.args[0])
     wrote = [*one.lines, f"tl.store(values + to + place, {listed}, mask=inside)"]
-    # What the guess was is where the answer will be.
+    # The guess is stored where the result will be.
     reaching = Node("ge", (node.args[0], node), kind="bool")
     passed = _passed()
     return f"""{_seen(shape, node, "tile", shape.size)}

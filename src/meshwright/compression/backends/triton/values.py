@@ -8,11 +8,11 @@ from functools import cached_property
 from meshwright.compression.language import REDUCTIONS, SYMBOLS, Node
 from meshwright.compression.program import Program, is_barrier, walk
 
-COLUMNS = 128  # numbers of a row where there are no blocks: one warp scans a row
-# Facts of a gradient: where it begins, numbers, where its message is, first tile, tiles, room for chosen ones, first group
+COLUMNS = 128  # numbers of a row without blocks: one warp scans a row
+# Fields of a gradient: its offset, numbers, offset of its message, first tile, tiles, room for chosen ones, first group
 # of tiles, first large tile, large tiles.
 FIXED = 9
-LARGER = 4  # times as large are tiles whose numbers are only reduced
+LARGER = 4  # size factor of tiles whose numbers are only reduced
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u8": "uint8", "u16": "uint16",
          "i8": "int8", "i16": "int16"}  # fmt: skip
 _CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "floor": "tl.floor", "round": "nearest",
@@ -20,9 +20,9 @@ _CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "floor": "t
 LEAST = {"total": "0", "largest": 'float("-inf")', "smallest": 'float("inf")'}
 LEAST_INT = {"total": "0", "largest": "-2147483648", "smallest": "2147483647"}
 REDUCE = {"total": "tl.sum", "largest": "tl.max", "smallest": "tl.min"}
-_CLOSED = frozenset(["add", "sub", "neg", "min", "max", "where"])  # whole numbers stay so, and small
+_CLOSED = frozenset(["add", "sub", "neg", "min", "max", "where"])  # operations that keep whole numbers whole and small
 
-LISTED = 2048  # places of lists that one program reads
+LISTED = 2048  # list entries that one program reads
 
 
 TILE = """tile = {place}
@@ -35,15 +35,15 @@ length = tl.load(row + 3).to(tl.int32)"""
 
 @dataclass
 class Shape:
-    """How a program sees its tiles."""
+    """Tile layout of a program."""
 
     program: Program
     size: int  # numbers of a tile
-    stats: dict[int, int]  # place of each statistic of a gradient
+    stats: dict[int, int]  # index of each statistic of a gradient
 
     @cached_property
     def cut(self) -> frozenset[int]:
-        """Roundings whose results are only used after they were cut off at the ends of a code's range, as `pack` does."""
+        """Roundings whose results are used only after clipping to a code's range, as `pack` does."""
         steps = self.program.encoding
         roots = [node for one in steps for node in (*one.reductions, *(each.node for each in one.fields), one.choice)]
         found = {id(node): node for root in [*roots, steps[-1].result] if root is not None for node in walk(root)}
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def slots(self) -> int:
-        """Places in the list of what a tile has chosen: twice as many as would fill the message, or more."""
+        """Entries in the list of a tile's chosen numbers: at least twice as many as would fill the message."""
         part = max((one.part for one in self.program.fields if one.over == "chosen"), default=0.0)
         thresholds = [one for step in self.program.encoding for one in step.reductions if one.op == "threshold"]
         part = max([part, *(one.value for one in thresholds)])
@@ -81,13 +81,13 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Facts of a gradient in the table of them."""
+        """Fields of a gradient in the table."""
         return FIXED + len(self.program.fields)
 
 
 @dataclass
 class Body:
-    """Lines of one kernel, and the names of what they have computed."""
+    """Lines of one kernel, and the names of their results."""
 
     shape: Shape
     lines: list[str] = field(default_factory=list)
@@ -95,11 +95,11 @@ class Body:
     _known: dict[tuple[int, str], str] = field(default_factory=dict)
 
     def further(self) -> Body:
-        """More lines, which know what these have computed."""
+        """Return a new body that knows the names of this one."""
         return Body(self.shape, [], self._texts.copy(), self._known.copy())
 
     def full(self, node: Node, kind: str = "") -> str:
-        """The text of a value, one for every number."""
+        """Return the text of a value, one for every number."""
         kind = kind or node.kind
         text = self.of(node, kind)
         if node.over in {"number", "chosen"}:
@@ -107,14 +107,14 @@ class Body:
         return self.let(f"{text} + zero{'.to(tl.float32)' if kind == 'float' else ''}")
 
     def let(self, text: str) -> str:
-        """A name for a value, the same for the same text."""
+        """Return a name for an expression, the same for equal text."""
         if text not in self._texts:
             self._texts[text] = f"v{len(self._texts)}"
             self.lines.append(f"{self._texts[text]} = {text}")
         return self._texts[text]
 
     def of(self, node: Node, kind: str = "") -> str:
-        """The text of a value, converted to a kind."""
+        """Return the text of a value, converted to a kind."""
         kind = kind or node.kind
         key = (id(node), kind)
         if key not in self._known:
@@ -133,7 +133,7 @@ class Body:
         return self.let(f"{self.of(node)}.to(tl.{'float32' if kind == 'float' else 'int32'})")
 
     def _as_float(self, node: Node) -> str:
-        """A small whole number without a conversion, where it was a float before."""
+        """Return a small integer without a conversion, if it was a float before."""
         if node.op == "int":
             return self.of(node.args[0], "float")
         if node.op == "field":
@@ -201,7 +201,7 @@ class Body:
         return self.let(f"small({text})" if bounded and whole(arg) else f"{text}.to(tl.int32)")
 
     def _quotient(self, one: Node, other: Node) -> str:
-        """Exact for a gradient; for every number a product with the reciprocal, which is off by two roundings at most."""
+        """Return a quotient: exact for a gradient; per number a product with the reciprocal, off by two roundings."""
         top, below = self.of(one, "float"), self.of(other, "float")
         overs = {one.over, other.over}
         if overs <= {"gradient", "constant"}:
@@ -212,12 +212,12 @@ class Body:
 
 
 def _within(node: Node) -> bool:
-    """Whether an operation is one with a constant that is not large."""
+    """Return True for an operation with a constant that is not large."""
     return any(arg.op == "constant" and abs(arg.value) < 2**20 for arg in node.args)
 
 
 def whole(node: Node) -> bool:
-    """Whether a float has no part below one."""
+    """Return True if a float is always whole."""
     if node.op in {"floor", "round"} or node.kind != "float":
         return True
     if node.op == "constant":
@@ -228,7 +228,7 @@ def whole(node: Node) -> bool:
 
 
 def small_whole(node: Node) -> bool:
-    """Whether an integer is exact as a float all the way: codes of a message and what is added to them."""
+    """Return True if an integer is always exact as a float: codes of a message and sums with them."""
     if node.op == "constant":
         return abs(node.value) < 2**20
     if node.op == "int":

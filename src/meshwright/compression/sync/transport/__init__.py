@@ -1,8 +1,8 @@
 """Messages between the ranks of a group, each with a time limit.
 
-- `agreement`: all processes of a group must be there, and want the same
-- `failure`: what is said when a peer is lost, and how all processes come to say the same
-- `join`: how processes find each other
-- `message`: what travels
-- `wire`: messages between a few processes
+- `agreement`: check that all ranks of a group are present, with equal settings
+- `failure`: the error for a lost peer, on which all ranks agree
+- `join`: connect the ranks of a group
+- `message`: messages, with a head and a body
+- `wire`: transfers between a few ranks
 """

@@ -1,4 +1,4 @@
-"""All processes of a group must be there, and want the same: both are found out before any gradient waits for another."""
+"""Check that all ranks of a group are present with equal settings, before any gradient waits for another."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _POLL = 0.01  # seconds
 
 
 def present(ranks: Sequence[int], limit: float) -> None:
-    """Wait until all these ranks ask for the same; a `PeerLost` that names those who did not come."""
+    """Wait until all these ranks ask for the same; raises a `PeerLost` that names the missing ones."""
     store = dist.PrefixStore(f"compress/present/{'-'.join(map(str, ranks))}", default_store())
     try:
-        time_ = store.add(f"of {dist.get_rank()}", 1)  # the first time that this process asks, the second ...
+        time_ = store.add(f"of {dist.get_rank()}", 1)  # the first time that this rank asks, the second ...
         come = store.add(f"{time_}", 1)
         until = time.monotonic() + limit
         while come < len(ranks) and time.monotonic() < until:
@@ -29,12 +29,12 @@ def present(ranks: Sequence[int], limit: float) -> None:
             missing = [rank for rank in ranks if store.add(f"of {rank}", 0) < time_]
             who = ", ".join(f"rank {rank}" for rank in missing)
             raise PeerLost(f"{who}: did not come to synchronise gradients in {limit:g} s", peers=missing)
-    except RuntimeError as error:  # of the store
+    except RuntimeError as error:  # from the store
         raise PeerLost(f"the store that joins the processes is gone: {str(error).splitlines()[0]}") from None
 
 
 def alike(said: Sequence[str], ranks: Sequence[int], field: str) -> None:
-    """Refuse what processes said where it differs.
+    """Refuse settings that differ between ranks.
 
     >>> alike(["int8 gather", "int8 gather", "int4 gather"], [0, 1, 2], "choice")
     Traceback (most recent call last):
@@ -48,7 +48,7 @@ def alike(said: Sequence[str], ranks: Sequence[int], field: str) -> None:
 
 
 def described(choice: Any) -> str:
-    """A choice in words that are the same wherever it is the same; of a function no more than that it is one.
+    """Return a text that is equal for equal choices; for a function only that it is one.
 
     >>> from meshwright.compression import codec
     >>> described(Choice(codec("topk", part=0.1), "ring")), described(Choice())

@@ -1,7 +1,7 @@
-"""What is said when a peer is lost, and how all processes come to say the same.
+"""The error for a lost peer, on which all ranks agree.
 
-Who waits for a process that itself waits for a third one blames the wrong one. So every process writes down for whom it
-waited, in the store that joined them, and then follows the accounts to one who wrote none: that one is lost.
+A rank that waits for one that itself waits for a third blames the wrong one. So every rank records in the store for
+which rank it waited, and then follows these accounts to a rank without one: that one is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LINGERS = 0.2  # seconds within which a process that is being ended has closed a
 
 
 class PeerLost(MeshwrightError):
-    """A process died, hung, or sent something that cannot be read; names it and the bucket of gradients."""
+    """Error: a rank died, hung, or sent something unreadable; names it and the bucket of gradients."""
 
     exit_code = 1
 
@@ -34,17 +34,17 @@ class PeerLost(MeshwrightError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What one process saw."""
+    """Fault as one rank saw it."""
 
-    peer: int  # for whom it waited; -1 where a collective does not say
+    peer: int  # for which it waited; -1 if a collective does not tell
     reason: str
     step: int
     bucket: int
-    sure: bool = False  # the peer is at fault whatever it says itself: it sent something that cannot be read
+    sure: bool = False  # the peer is at fault whatever it reports: it sent something unreadable
 
 
 class Failed(Exception):
-    """Carries a fault from where it is seen to where all agree on it."""
+    """Exception that carries a fault from where it is seen to where all ranks agree on it."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -53,15 +53,15 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Witness:
-    """One process among those that keep accounts in a store."""
+    """One rank among those that keep accounts in a store."""
 
     store: Any
     rank: int
-    names: Sequence[str]  # of all ranks: the host each runs on
+    names: Sequence[str]  # of all ranks: their hosts
     grace: float = 2.0  # seconds to wait for the accounts of others
 
     def verdict(self, fault: Fault) -> PeerLost:
-        """Write down what was seen here, read what others saw, and say who is at fault."""
+        """Record the fault seen here, read those of others, and return the agreed error."""
         settled: list[tuple[Fault, tuple[int, ...]]] = [(fault, (fault.peer,) if fault.peer >= 0 else ())]
 
         def settle() -> None:
@@ -75,13 +75,13 @@ class Witness:
         thread.join(2 * self.grace)
         seen, peers = settled[-1]
         who = ", ".join(f"rank {peer} ({self.names[peer]})" for peer in peers) or "a rank that is not known"
-        if seen.bucket < 0:  # it failed between messages: say where this process stood
+        if seen.bucket < 0:  # it failed between messages: report the position of this rank
             seen = replace(seen, step=fault.step, bucket=fault.bucket)
         where = f"bucket {seen.bucket} of step {seen.step}"
         return PeerLost(f"{who}: {seen.reason}, {where}", peers=peers, bucket=seen.bucket, step=seen.step)
 
     def confess(self, error: Exception) -> Exception:
-        """This process itself cannot go on, for instance because a codec failed: others, who wait for it, are told why."""
+        """Report that this rank itself cannot go on, for example because a codec failed, to the ranks that wait for it."""
         fault = Fault(self.rank, f"failed: {type(error).__name__}: {error}", -1, -1, sure=True)
 
         def tell() -> None:
@@ -111,7 +111,7 @@ class Witness:
 
 
 def blamed(accounts: dict[int, Fault], rank: int) -> Fault:
-    """From what a rank saw to what the last one saw that it indirectly waited for.
+    """Follow what a rank saw to what the last one saw for which it indirectly waited.
 
     >>> waits = {0: Fault(1, "late", 5, 2), 1: Fault(2, "closed", 5, 2)}  # 0 waits for 1, 1 for 2, which says nothing
     >>> blamed(waits, 0).peer
@@ -128,15 +128,15 @@ def blamed(accounts: dict[int, Fault], rank: int) -> Fault:
 
 
 def _answers(store: Any, seconds: float) -> bool:
-    """Whether who holds a store is still there: PyTorch, asked for something of one that is gone, writes pages of frames.
+    """Return True if the store's host still responds: PyTorch prints pages of frames if asked for a store that is gone.
 
-    A process that was killed closes its sockets one after the other. One that still takes a connection may be about to go,
-    and then breaks it at once; one that lives says nothing before it is asked.
+    A killed process closes its sockets one after the other. One that accepts a connection may be about to end, and then
+    breaks it at once; a living one is silent until asked.
     """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not getattr(store, "host", ""):
-        return True  # no store of the network
+        return True  # no store on the network
     try:
         with socket.create_connection((store.host, store.port), seconds) as connection:
             connection.settimeout(LINGERS)
@@ -148,5 +148,5 @@ def _answers(store: Any, seconds: float) -> bool:
 
 
 def default_store() -> Any:
-    """The store of the default process group; not public, seen in torch 2.11 and 2.13."""
+    """Return the store of the default process group; not public, seen in torch 2.11 and 2.13."""
     return distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""How processes find each other: connections of our own, who shares a node, and who runs where."""
+"""Connect the ranks of a group: own process groups, the ranks of each node, and their hosts."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from meshwright.errors import InputError
 
 @dataclass(frozen=True)
 class Wires:
-    """To all processes, to those of this node, and to those of this process's place in other nodes."""
+    """Wires to all ranks, to those of this node, and to those of equal index in other nodes."""
 
     all: Wire
     inner: Wire
     outer: Wire
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         group = self.all.group
         if not dist.is_initialized():
-            return  # all were ended at once
-        # A part of the world names its group by its ranks: one made later would meet the addresses of this one.
+            return  # all were closed at once
+        # A part of the world names its group by its ranks: one made later would find the addresses of this one.
         if dist.get_world_size(group) == dist.get_world_size():
             dist.destroy_process_group(group)
 
 
 def joined(group: Any, node: Any, limit: float, traffic: Traffic, wanted: str) -> tuple[Wires, Witness]:
-    """All processes of a group at once, which must have `wanted` the same. Connections are our own: what is lost here is
-    not to disturb others, nor are tags of messages to meet."""
+    """Connect all ranks of a group at once; they must have `wanted` the same.
+
+    Connections are our own: a lost one must not disturb others, and message tags must not collide.
+    """
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     present(ranks, limit)
     few = len(ranks) < dist.get_world_size()
@@ -58,7 +60,7 @@ def joined(group: Any, node: Any, limit: float, traffic: Traffic, wanted: str) -
 
 
 def _nodes(ours: Any, node: Any) -> list[tuple[int, ...]]:
-    """Which ranks share a node, of all nodes, in the order of their first ranks."""
+    """Return the ranks of each node, in the order of their first ranks."""
     size, rank = dist.get_world_size(ours), dist.get_rank(ours)
     if isinstance(node, int):
         first = rank - rank % node

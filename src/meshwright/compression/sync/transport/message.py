@@ -1,4 +1,4 @@
-"""What travels: a body that a codec fills, behind a head that tells a cut or foreign message from the expected one."""
+"""Messages: a body that a codec fills, and a head that identifies truncated or foreign ones."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-HEAD = 32  # bytes; the body begins at a multiple of 16, as wide loads want it
+HEAD = 32  # bytes; the body starts at a multiple of 16, for wide loads
 _MAGIC = 0x6D736877
-_NEVER = 0x7FA5C3D1  # of float32, a number that is none and that no computation leaves: its signal would be gone
+_NEVER = 0x7FA5C3D1  # a float32 signalling NaN, which no computation returns: its signal would be gone
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Which message of a run this is; all processes count alike."""
+    """Identity of a message in a run; all ranks count alike."""
 
     step: int
     bucket: int
-    tag: int  # of the transfer, different for all that may be under way at once
+    tag: int  # of the transfer, different for all that may be in progress at once
 
 
 class Envelope:
-    """A buffer for one message, made once and used at every step.
+    """Buffer for one message, made once and used at every step.
 
     >>> here, there = Envelope(3), Envelope(3)
     >>> here.body.copy_(torch.tensor([1, 2, 3], dtype=torch.uint8)).tolist()
@@ -41,7 +41,7 @@ class Envelope:
         self._words = self.whole[HEAD:].numpy().view(np.uint64)
 
     def numbers(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The body as numbers."""
+        """Return the body as numbers."""
         return self.body.view(dtype)
 
     def seal(self, stamp: Stamp) -> None:
@@ -49,7 +49,7 @@ class Envelope:
         self._head[:] = (_MAGIC, self.whole.numel(), stamp.step, stamp.bucket, stamp.tag, *self._sum(), 0)
 
     def problem(self, stamp: Stamp) -> str:
-        """What is wrong with a message that was received; empty if nothing is."""
+        """Return what is wrong with a received message, or ""."""
         magic, size, step, bucket, tag, low, high, _ = map(int, self._head)
         if magic != _MAGIC:
             return "sent something that is no message"
@@ -68,7 +68,7 @@ class Envelope:
 
 
 class Bare:
-    """Where numbers are to arrive as they are, without a head: what was there before shows whether all did.
+    """Buffer in which numbers arrive without a head: overwritten marks show that all did.
 
     >>> numbers = torch.zeros(3)
     >>> bare = Bare(numbers)
@@ -81,5 +81,5 @@ class Bare:
         self._end.fill_(_NEVER)
 
     def problem(self, stamp: Stamp) -> str:
-        """What is wrong with what was received; empty if nothing is."""
+        """Return what is wrong with what was received, or ""."""
         return "sent numbers that were cut short" if int(self._end) == _NEVER else ""

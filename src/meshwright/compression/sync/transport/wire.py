@@ -1,7 +1,7 @@
-"""Messages between a few processes: posted at once, waited for elsewhere, every wait with a limit.
+"""Transfers between a few ranks: posted at once, waited for elsewhere, every wait with a limit.
 
-Everything goes from one process to another, not through collectives: so it is always known for whom one waits, nothing
-depends on the order in which processes post, and many transfers may be under way.
+Messages are point to point, not collectives: so the awaited peer is always known, the order in which ranks post does
+not matter, and many transfers may be in progress.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from meshwright.compression.sync.transport.failure import Failed, Fault
 from meshwright.compression.sync.transport.message import Bare, Envelope, Stamp
 
-Addressed = Sequence[tuple[int, Envelope]]  # by a member's place
+Addressed = Sequence[tuple[int, Envelope]]  # by a rank's index in the wire
 Raw = Sequence[tuple[int, Tensor]]
-TAGS = 1 << 20  # after so many transfers their tags are used again
+TAGS = 1 << 20  # tags are reused after so many transfers
 
 
 @dataclass
 class Traffic:
-    """What this process has sent, in bytes, and who is told of it before it counts as done."""
+    """Counter of the bytes that this rank has sent, with a callback before each counts as done."""
 
     sent: int = 0
     pace: Callable[[int], None] | None = None  # waits as long as a link would need for so many bytes
@@ -38,11 +38,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Wire:
-    """Processes that exchange messages; a member's place is its index among them."""
+    """Ranks that exchange messages; a rank's place is its index among them."""
 
-    group: Any  # of all processes; its backend takes CPU tensors
+    group: Any  # of all ranks; its backend takes CPU tensors
     members: tuple[int, ...]  # ranks in that group
-    place: int  # of this process
+    place: int  # of this rank
     limit: float  # seconds that a wait may take
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -56,7 +56,7 @@ class Wire:
         return [(self.place + i) % self.size for i in range(1, self.size)]
 
     def swap(self, stamp: Stamp, sends: Addressed, receives: Addressed, *, last: bool = False) -> Transfer:
-        """Begin to send and to receive; never waits."""
+        """Start to send and to receive; never waits."""
         works: list[tuple[int, Any, Envelope | Bare | None]] = []
         for place, envelope in receives:
             rank = self.members[place]
@@ -70,7 +70,7 @@ class Wire:
         return Transfer(works, stamp, self.limit, self.traffic, size, last)
 
     def exchange(self, stamp: Stamp, sends: Raw, receives: Raw, *, last: bool = False) -> Transfer:
-        """The same with float32 numbers as they lie, without an envelope: from and to where they belong."""
+        """Start to exchange float32 numbers without an envelope, directly from and to their memory."""
         works: list[tuple[int, Any, Envelope | Bare | None]] = []
         for place, numbers in receives:
             bare, rank = Bare(numbers), self.members[place]
@@ -93,7 +93,7 @@ class Wire:
             raise Failed(Fault(rank, "closed its connection", stamp.step, stamp.bucket)) from error
 
     def reduce(self, stamp: Stamp, numbers: Tensor) -> Transfer:
-        """Begin to sum float32 numbers in place by the backend's own all-reduce; all processes do so in one order."""
+        """Start to sum float32 numbers in place by the backend's own all-reduce; all ranks do so in the same order."""
         work = dist.all_reduce(numbers, group=self.group, async_op=True)
         size = 2 * (self.size - 1) * numbers.numel() * numbers.element_size() // self.size
         return Transfer([(-1, work, None)], stamp, self.limit, self.traffic, size, last=True)
@@ -101,17 +101,17 @@ class Wire:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Messages under way."""
+    """Messages in progress."""
 
     works: list[tuple[int, Any, Envelope | Bare | None]]
     stamp: Stamp
     limit: float
     traffic: Traffic
     size: int
-    last: bool = False  # no other transfer of this piece follows: what comes after may yield to more urgent work
+    last: bool = False  # no other transfer of this piece follows: later work may yield to more urgent work
 
     def wait(self) -> None:
-        """Until all is there, or a fault that names the peer."""
+        """Wait until all has arrived; raises a fault that names the peer."""
         until = time.monotonic() + self.limit
         for rank, work, envelope in self.works:
             try:

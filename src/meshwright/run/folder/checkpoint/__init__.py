@@ -2,8 +2,8 @@
 
 - `checkpoint`: checkpoints
 - `files`: the files of a checkpoint
-- `gather`: whole parameters out of the pieces that processes have, one at a time
+- `gather`: gather whole parameters from the shards of all ranks, one at a time
 - `huggingface`: weights in Hugging Face's names and files
-- `residuals`: what compressed gradients have not said yet, in checkpoints
-- `state`: the state of a training as PyTorch's distributed checkpoint takes it
+- `residuals`: error-feedback residuals of compressed gradients
+- `state`: the training state as PyTorch's distributed checkpoint takes it
 """

@@ -1,8 +1,8 @@
 """Checkpoints: written in the background, whole or not at all, read under any plan.
 
-A checkpoint is a folder `step-00000010` that PyTorch's distributed checkpoint writes, with a `manifest.json` that says
-what every rank wrote. It is written as `step-00000010.RUN.part` and renamed when everything is in it, so that a folder
-with that name is complete; one that is damaged later is found by its checksums, and the one before is used.
+A checkpoint is a folder `step-00000010` that PyTorch's distributed checkpoint writes, with a `manifest.json` of each
+rank's files. It is written as `step-00000010.RUN.part` and renamed once complete, so a folder with the final name is
+whole. Later damage is found by checksums, and the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from meshwright.run.supervision.watchdog import SAVING
 
 __all__ = ["Checkpoints", "Found", "damage", "latest"]
 
-_LAST = 10.0  # seconds that a checkpoint gets to become whole after its run has failed
+_LAST = 10.0  # seconds that a checkpoint gets to be completed after its run has failed
 
 
 class Checkpoints:
-    """The checkpoints of one run; every process of the run has one and calls the same methods."""
+    """Checkpoints of one run; every rank has one and calls the same methods."""
 
     def __init__(self, folder: str | Path, keep: int = 2, hold: Hold | None = None) -> None:
         self.folder, self.keep, self._hold = Path(folder), keep, hold or Hold("unlocked")
         together = dist.is_initialized() and dist.get_world_size() > 1
-        # A group of its own: the background thread speaks while training does.
+        # A process group of its own: the background thread communicates while training does.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING)) if together else None
         self._rank: int = dist.get_rank() if together else 0
         self._ranks: int = dist.get_world_size() if together else 1
@@ -61,7 +61,7 @@ class Checkpoints:
         self._failed: list[BaseException] = []
 
     def save(self, step: int, part: Parallel, optimizer: Any, facts: dict[str, Any]) -> None:
-        """Copy the state and go on; it is written in the background."""
+        """Copy the state and return; it is written in the background."""
         self.wait()
         every = state_of(part, states_of(part, optimizer), once=True) | residuals_of(part)
         state = {name: pieces.copied() for name, pieces in every.items()}
@@ -69,7 +69,7 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Until everything is written; raises what went wrong."""
+        """Wait until everything is written; raise the error if writing failed."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -77,12 +77,12 @@ class Checkpoints:
             raise self._failed.pop()
 
     def close(self) -> None:
-        """Give a checkpoint that is being written a last chance, when the run has failed."""
+        """Give an unfinished checkpoint a last chance after the run has failed."""
         if self._writing is not None:
             self._writing.join(_LAST)
 
     def newest(self) -> tuple[Found | None, list[str]]:
-        """Return the newest whole checkpoint, the same on every rank, and what is wrong with newer ones."""
+        """Return the newest whole checkpoint, the same on every rank, with the damage of newer ones."""
         found, problems = latest(self.folder)
         steps: list[Any] = [found and found.step] * self._ranks
         if self._group:
@@ -93,9 +93,9 @@ class Checkpoints:
         return found, problems
 
     def load(self, found: Found, part: Parallel, optimizer: Any) -> bool:
-        """Fill weights and optimizer states, whatever plan wrote them.
+        """Load weights and optimizer states, whatever plan wrote them.
 
-        False if what compressed gradients had not said yet is left out, because another plan wrote it.
+        Return False if residuals of compressed gradients are left out, because another plan wrote them.
         """
         states = states_of(part, optimizer)
         state = state_of(part, states, once=False)
@@ -112,7 +112,7 @@ class Checkpoints:
         except dcp.CheckpointException as error:
             raise _unreadable(_first_of(error), found.path) from None
         restore_residuals(part, unsaid)
-        updates = int(found.facts.get("updates", found.step))  # fewer than steps where some were left out
+        updates = int(found.facts.get("updates", found.step))  # fewer than steps if updates were skipped
         for weight, kept in states.values():
             restore(optimizer, weight, kept, updates)
         for group in optimizer.param_groups:
@@ -146,25 +146,25 @@ class Checkpoints:
             put_in_place(part, manifest.step)
         except OSError as error:
             raise unwritable(error.filename or part, error) from None
-        # Newer ones are there only if they are damaged: the run went on from one before.
+        # Newer checkpoints exist only if they are damaged: the run resumed from an earlier one.
         older = [path for path in names(self.folder) if int(path.name.removeprefix("step-")) < manifest.step]
         for old in older[self.keep - 1 :]:
             remove(old)
 
     def _reason(self, error: BaseException, part: Path) -> BaseException:
-        """Return why a checkpoint was not written; what was written of it is removed."""
+        """Return why a checkpoint was not written, and remove its unfinished files."""
         reason = _first_of(error)
         if self._rank == 0:
             remove(part)
             try:
-                self._hold.check()  # another run removes what is not whole, which looks like a broken disk
+                self._hold.check()  # another run removes unfinished checkpoints, which looks like a broken disk
             except TrainingFailed as lost:
                 return lost
         return unwritable(reason.filename or part, reason) if isinstance(reason, OSError) else reason
 
 
 def _empty(part: Path) -> None:
-    """Make the folder of a checkpoint to come."""
+    """Create the empty folder of a new checkpoint."""
     try:
         remove(part)
         part.mkdir(parents=True)
@@ -173,7 +173,7 @@ def _empty(part: Path) -> None:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """Return what failed on the first of the ranks that PyTorch's checkpoint names, one of our own errors if it can."""
+    """Return the error of the first rank that PyTorch's checkpoint names, preferably one of our own types."""
     if not isinstance(error, dcp.CheckpointException):
         return error
     failures = [failure for failure, _ in error.failures.values()]
@@ -181,7 +181,7 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 def _unreadable(error: BaseException, path: Path) -> BaseException:
-    """Return why a checkpoint was not read: files that hold something else than their names and sums promise."""
+    """Return why a checkpoint was not read: its files do not match their names and checksums."""
     if isinstance(error, MeshwrightError | MemoryError | torch.OutOfMemoryError):
         return error
     problem = f"cannot be read: {type(error).__name__}: {str(error).strip()[:200]}"
@@ -190,14 +190,14 @@ def _unreadable(error: BaseException, path: Path) -> BaseException:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """PyTorch warns that one process saves for itself, which is what is meant."""
+    """Silence PyTorch's warning that one process saves for itself, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _compare(state: dict[str, Pieces], saved: Any, path: Path) -> None:
-    """Whether a checkpoint holds what a model and an optimizer need."""
+    """Raise unless a checkpoint holds what a model and an optimizer need."""
     for name, pieces in state.items():
         if name not in saved:
             raise InputError(f"has no {name}", file=str(path), field="--resume", valid="the run's model and optimizer")

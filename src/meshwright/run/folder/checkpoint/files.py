@@ -1,7 +1,7 @@
-"""The files of a checkpoint: what every rank wrote, whether it is all there, and which checkpoint is the newest whole one.
+"""The files of a checkpoint: each rank's part, its completeness, and the newest whole checkpoint.
 
-`manifest.json` holds a part per rank: its files with size and checksum, as they were counted while they were written. A
-checkpoint is whole only if every rank's part is there, of the same run, and every file is what that rank wrote.
+`manifest.json` holds one part per rank: its files with size and checksum, counted as they were written. A checkpoint is
+whole only if every rank's part of the same run is there, and every file is unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.run.folder.checks import unwritable
 FORMAT, VERSION = "meshwright-checkpoint", 2
 MANIFEST, INDEX = "manifest.json", ".metadata"
 _NAME = re.compile(r"step-(\d{8,})")
-_BLOCK = 1 << 24  # bytes that are read at once
+_BLOCK = 1 << 24  # bytes per read
 
 
 class Written(Table, frozen=True):
@@ -48,12 +48,12 @@ class Part(Table, frozen=True):
 
 
 class Manifest(Table, frozen=True):
-    """All that makes a checkpoint whole."""
+    """Manifest that makes a checkpoint whole."""
 
     run: str
     step: int
     parts: list[Part]
-    facts: dict[str, Any]  # what the training keeps beside its state
+    facts: dict[str, Any]  # facts that training keeps beside its state
     ranks: int
 
 
@@ -67,14 +67,14 @@ class Found:
 
 
 class Recorder(FileSystem):
-    """PyTorch's file system that counts and sums what is written, and says in our words what a disk refuses."""
+    """PyTorch's file system with sizes and checksums of written files, and our messages for disk errors."""
 
     def __init__(self) -> None:
         self.files: dict[str, Written] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file as PyTorch asks for it."""
+        """Open a file for PyTorch."""
         if mode != "wb":
             with super().create_stream(path, mode) as stream:
                 yield stream
@@ -86,20 +86,20 @@ class Recorder(FileSystem):
                 yield stream
             self.files[Path(path).name] = Written(bytes=stream.count, crc32=stream.crc)
         except Exception as error:
-            # PyTorch's zip writer puts an error of its own in the place of the disk's.
+            # PyTorch's zip writer replaces the disk's error with one of its own.
             refused = stream.refused if stream and stream.refused else error
             if isinstance(refused, OSError):
                 raise unwritable(path, refused) from None
             raise
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file with what is known of it."""
+        """Rename a file together with its size and checksum."""
         super().rename(path, new_path)
         self.files[Path(new_path).name] = self.files.pop(Path(path).name)
 
 
 class _Counted:
-    """A file that is written from its beginning to its end."""
+    """File that is written from its beginning to its end."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -136,7 +136,7 @@ class _Counted:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a folder that every rank has written to, and keep it all through a loss of power."""
+    """Write the manifest of a folder once every rank has written to it, and make all files survive a power loss."""
     for part in manifest.parts:
         for name, written in part.files.items():
             file = folder / name
@@ -147,7 +147,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
                 raise TrainingFailed(f"{file}: {problem}")
     content = {"format": FORMAT, "version": VERSION, **msgspec.structs.asdict(manifest)}
     content["parts"] = msgspec.to_builtins(manifest.parts)
-    content = json.loads(json.dumps(content))  # as it will be read, so that the sum is the same
+    content = json.loads(json.dumps(content))  # as it will be read, so that the checksum is the same
     try:
         replace_texts({folder / MANIFEST: json.dumps({**content, "crc32": _sum_of(content)}, indent=1) + "\n"})
         sync(folder)
@@ -156,7 +156,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Keep the names in a folder through a loss of power, where the file system can."""
+    """Make the names in a folder survive a power loss, where the file system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -168,12 +168,12 @@ def sync(folder: Path) -> None:
 
 
 def part_of(folder: Path, step: int, run: str) -> Path:
-    """Return where a run writes a checkpoint that is not whole yet; two runs never share one."""
+    """Return the path of a run's unfinished checkpoint; two runs never share one."""
     return folder / f"step-{step:08d}.{run}.part"
 
 
 def put_in_place(part: Path, step: int) -> None:
-    """Rename a checkpoint that is whole; one of the same step stays until then, and comes back if this is cut short."""
+    """Rename a whole checkpoint into place. An older one of the same step stays until then, and returns if interrupted."""
     target = part.parent / f"step-{step:08d}"
     before = part.parent / f"{target.name}.old"
     if target.exists():
@@ -185,7 +185,7 @@ def put_in_place(part: Path, step: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what dead runs have left in a folder of checkpoints that this run holds."""
+    """Remove the remains of dead runs from a checkpoint folder that this run holds."""
     for path in folder.glob("step-*.part"):
         remove(path)
     for path in folder.glob("step-*.old"):
@@ -204,13 +204,13 @@ def remove(path: Path) -> None:
 
 
 def names(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder that bear a whole one's name, the newest first."""
+    """Return the checkpoints of a folder that have a whole one's name, newest first."""
     found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def latest(folder: str | Path) -> tuple[Found | None, list[str]]:
-    """Return the newest checkpoint that is whole, and what is wrong with newer ones."""
+    """Return the newest whole checkpoint, with the damage of newer ones."""
     problems: list[str] = []
     for path in names(Path(folder)):
         try:
@@ -223,7 +223,7 @@ def latest(folder: str | Path) -> tuple[Found | None, list[str]]:
 
 
 def damage(path: Path) -> str:
-    """Return what is wrong with a checkpoint; nothing if it is whole."""
+    """Return what is wrong with a checkpoint, or an empty string if it is whole."""
     try:
         _whole(path)
     except InputError as error:
@@ -236,7 +236,7 @@ def _words(error: InputError) -> str:
 
 
 def _whole(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint that is whole; raise what is wrong with any other."""
+    """Return the manifest of a whole checkpoint, or raise what is wrong."""
     manifest = _manifest(path)
     match = _NAME.fullmatch(path.name)
     if not match or int(match[1]) != manifest.step:
@@ -272,7 +272,7 @@ def _manifest(path: Path) -> Manifest:
 
 
 def _same(path: Path, name: str, written: Written) -> None:
-    """Raise unless a file of a checkpoint is what was written."""
+    """Raise unless a file of a checkpoint is as it was written."""
     file = path / name
     if Path(name).name != name:
         raise InputError(f"{MANIFEST} names {name!r}, which is no file of this folder")
@@ -292,11 +292,11 @@ def _same(path: Path, name: str, written: Written) -> None:
 
 
 def _needed(path: Path) -> set[str]:
-    """Return the files that PyTorch's index of a checkpoint points at, and the index itself."""
+    """Return the files that PyTorch's index of a checkpoint lists, and the index itself."""
     try:
         index = FileSystemReader(path).read_metadata()
         return {INDEX, *(place.relative_path for place in index.storage_data.values())}
-    except Exception as error:  # it is a pickle: what is no such thing fails in any way
+    except Exception as error:  # the index is a pickle: another file may fail with any exception
         raise InputError(f"{INDEX} cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
 
 

@@ -1,4 +1,4 @@
-"""Whole parameters out of the pieces that processes have, one at a time."""
+"""Gather whole parameters from the shards of all ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.run.parallel.parallel_model import Parallel
 
 @torch.no_grad()
 def write_whole(model: Model, part: Parallel, folder: str | Path) -> None:
-    """The model as transformers reads it. The first process holds one file's worth at a time, the others their pieces."""
+    """Write the model as transformers reads it. The first rank holds one file's worth at a time."""
     keys = dict.fromkeys(part.copies.keys)
     own = [key for key in keys if not of_adapter(key)]
     if part.copies.rank:
@@ -32,7 +32,7 @@ def write_whole(model: Model, part: Parallel, folder: str | Path) -> None:
 
 
 def _merged(part: Parallel, key: str, keys: Container[str]) -> Tensor | None:
-    """A whole parameter on the first process, with what its adapter adds."""
+    """Return a whole parameter on the first rank, with its adapter merged."""
     whole, product = gathered(part, key), key.removesuffix(".weight")
     if product == key or f"{product}.lora.a" not in keys:
         return whole
@@ -41,9 +41,9 @@ def _merged(part: Parallel, key: str, keys: Container[str]) -> Tensor | None:
 
 
 def gathered(part: Parallel, key: str) -> Tensor | None:
-    """A whole parameter on the first process; the others send their pieces and get nothing.
+    """Return a whole parameter on the first rank; the others send their shards and return None.
 
-    In the type that is computed in, whatever it is kept in; what is no parameter in float32.
+    Parameters have the type of computation, whatever they are stored in; buffers are float32.
     """
     copies = part.copies
     kind = torch.float32 if key.endswith(".correction") else part.train.stages[0].like.dtype

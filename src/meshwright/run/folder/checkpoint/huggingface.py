@@ -1,6 +1,6 @@
 """Weights in Hugging Face's names and files: read and written one tensor at a time, never the whole model.
 
-A parameter here is one or several of theirs, one below the other: q, k and v; gate and up; all experts.
+One parameter here is one or several of their tensors, stacked by rows: q, k and v; gate and up; all experts.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from meshwright.run.models.numerics import config_of
 
 _SHARD = 4 * 2**30  # bytes of a file
 _INDEX = "model.safetensors.index.json"
-_NUMBERS = ("F64", "F32", "F16", "BF16")  # types that are weights as they are; narrower ones need their scales
-_FREE = {"causal", "window", "capacity", "dropout", "score_dropout", "inner_dropout"}  # of a layer, not its weights
+_NUMBERS = ("F64", "F32", "F16", "BF16")  # types of weights that need no scales
+# Fields of a layer that do not change its weights.
+_FREE = {"causal", "window", "capacity", "dropout", "score_dropout", "inner_dropout"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a parameter is made: rows of tensors below each other, for every expert where there are several."""
+    """Recipe of a parameter: rows of tensors stacked, for every expert if there are several."""
 
     tensors: tuple[tuple[str, ...], ...]  # (expert or one, part)
-    stacked: bool = False  # the first axis is the expert
-    transposed: bool = False  # theirs is (in, out): GPT-2
+    stacked: bool = False  # the first dimension is the expert
+    transposed: bool = False  # stored as (in, out): GPT-2
 
     def joined(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The parameter, from tensors by name."""
+        """Return the parameter, joined from tensors by name."""
         every = [torch.cat([self._turned(read[name]) for name in parts]) for parts in self.tensors]
         return torch.stack(every) if self.stacked else every[0]
 
@@ -58,7 +59,7 @@ class Recipe:
         return found
 
     def parted(self, parameter: Tensor, sizes: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors, from a parameter; `sizes` are rows by name where parts differ."""
+        """Yield the tensors of a parameter; `sizes` are rows by name where parts differ."""
         for value, parts in zip(parameter if self.stacked else [parameter], self.tensors, strict=True):
             even = value.shape[0] // len(parts)
             for name, part in zip(parts, value.split([sizes.get(n, even) for n in parts]), strict=True):
@@ -69,7 +70,7 @@ class Recipe:
 
 
 def recipe(model: Model, key: str) -> Recipe:
-    """Of a parameter or buffer, by the name that it has under every plan."""
+    """Return the recipe of a parameter or buffer, by its name, which is the same under every plan."""
     family = str(config_of(model)["model_type"])
     layer = next(layer for layer in model.layers if key.startswith(f"{layer.name}."))
     own = key[len(layer.name) + 1 :]
@@ -143,7 +144,7 @@ def _mixture(at: str, own: str, family: str, shape: Any) -> Recipe:
 
 
 def values_from(model: Model, folder: str | Path, seed: int = 0) -> Callable[[str, Sequence[int]], Tensor]:
-    """Whole parameters by name and shape, each read when it is asked for; adapters are in no file, and fresh."""
+    """Return a function that reads a whole parameter by name and shape; adapters are in no file, and start fresh."""
     _check_config(model, Path(folder))
     where = _files(Path(folder))
 
@@ -162,7 +163,7 @@ def values_from(model: Model, folder: str | Path, seed: int = 0) -> Callable[[st
 
 @torch.no_grad()
 def read_weights(model: Model, decoder: Decoder, folder: str | Path) -> None:
-    """Fill a decoder from the safetensors files of a folder, a parameter at a time."""
+    """Load a decoder from the safetensors files of a folder, one parameter at a time."""
     value = values_from(model, folder)
     for key, module, kind in decoder.named():
         weight = getattr(module, kind)
@@ -170,7 +171,7 @@ def read_weights(model: Model, decoder: Decoder, folder: str | Path) -> None:
 
 
 def _check_config(model: Model, folder: Path) -> None:
-    """Refuse weights whose config describes other layers: heads of another size may have tensors of the same shape."""
+    """Refuse weights whose config describes other layers: other head sizes may give tensors of equal shapes."""
     file = folder / "config.json"
     if not file.is_file():
         return
@@ -187,7 +188,7 @@ def _check_config(model: Model, folder: Path) -> None:
 
 
 def _structure(shape: Any) -> dict[str, Any]:
-    """Return what a layer's weights mean; windows and dropout may change between two runs of the same weights."""
+    """Return the fields that a layer's weights depend on; windows and dropout may change between runs."""
     if shape is None:
         return {}
     facts = {"kind": type(shape).__name__, **{field.name: getattr(shape, field.name) for field in fields(shape)}}
@@ -195,7 +196,7 @@ def _structure(shape: Any) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor."""
+    """Return the file of every tensor."""
     index = folder / _INDEX
     if index.is_file():
         return _indexed(index)
@@ -208,7 +209,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _indexed(index: Path) -> dict[str, Path]:
-    """Return the file of every tensor by an index that agrees with the files."""
+    """Return the file of every tensor from an index that agrees with the files."""
     table = read_json(str(index))
     weights = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
@@ -228,7 +229,7 @@ def _names(file: Path) -> set[str]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open a safetensors file; one that is cut off or damaged is a mistake of the user's."""
+    """Open a safetensors file; a truncated or damaged one is an input error."""
     try:
         with safe_open(file, "pt") as opened:
             yield opened
@@ -240,7 +241,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _read(file: Path, name: str, shape: Sequence[int], model: str) -> Tensor:
-    """A tensor, whose header is checked before its numbers are read."""
+    """Read a tensor after checking its header."""
     with _opened(file) as opened:
         header = opened.get_slice(name)
         if header.get_dtype() not in _NUMBERS:
@@ -253,7 +254,7 @@ def _read(file: Path, name: str, shape: Sequence[int], model: str) -> Tensor:
 
 
 def write_weights(model: Model, decoder: Decoder, folder: str | Path, shard: int = _SHARD) -> None:
-    """The config and the weights as transformers reads them, adapters merged, in files of about `shard` bytes."""
+    """Write the config and the weights as transformers reads them, adapters merged, in files of about `shard` bytes."""
     with Writer(model, folder, shard) as writer:
         for key, module, kind in decoder.named():
             weight = getattr(module, kind).detach()
@@ -264,19 +265,19 @@ def write_weights(model: Model, decoder: Decoder, folder: str | Path, shard: int
 
 
 def of_adapter(key: str) -> bool:
-    """Whether a parameter is an adapter's."""
+    """Return True if a parameter belongs to an adapter."""
     return key.endswith((".lora.a", ".lora.b"))
 
 
 class Writer:
-    """Takes whole parameters one at a time; the folder is complete when it is left without an error."""
+    """Writer of whole parameters, one at a time; the folder is complete if the block ends without an error."""
 
     def __init__(self, model: Model, folder: str | Path, shard: int = _SHARD) -> None:
         self.model, self.target, self.shard = model, Path(folder), shard
         self._pending: dict[str, Tensor] = {}
         self._weights: dict[str, str] = {}
         self._total = 0
-        self._written: list[str] = []  # names of files, which have another until all are there
+        self._written: list[str] = []  # final names of files, which have temporary names until all are written
 
     def __enter__(self) -> Writer:
         try:
@@ -286,7 +287,7 @@ class Writer:
         return self
 
     def add(self, key: str, parameter: Tensor) -> None:
-        """By the name that it has under every plan."""
+        """Add a parameter by its name, which is the same under every plan."""
         how = recipe(self.model, key)
         for name, tensor in how.parted(parameter, _rows(self.model, how)):
             if self._pending and sum(t.nbytes for t in self._pending.values()) + tensor.nbytes > self.shard:
@@ -300,8 +301,8 @@ class Writer:
                 self._flush()
                 self._text("config.json", _config(self.model))
                 self._text(_INDEX, {"metadata": {"total_size": self._total}, "weight_map": self._weights})
-                (self.target / _INDEX).unlink(missing_ok=True)  # of a model that is replaced
-                for name in self._written:  # the index last: a folder without one is no whole model
+                (self.target / _INDEX).unlink(missing_ok=True)  # index of a model that is replaced
+                for name in self._written:  # the index last: a folder without it is no complete model
                     self._part(name).rename(self.target / name)
         finally:
             for name in self._written:
@@ -313,7 +314,7 @@ class Writer:
         try:
             save_file(self._pending, self._part(file), metadata={"format": "pt"})
             with self._part(file).open("rb") as saved:
-                os.fsync(saved.fileno())  # a disk may say only now that it is full
+                os.fsync(saved.fileno())  # a full disk may report its error only now
         except (SafetensorError, OSError) as error:
             raise write_error(_reason(error), file=str(self.target / file)) from None
         self._weights |= dict.fromkeys(self._pending, file)
@@ -332,7 +333,7 @@ class Writer:
 
 
 def _reason(error: Exception) -> OSError:
-    """Return the system's error behind one of safetensors, which tells its number only in words."""
+    """Return the system error behind an error of safetensors, which names its number only in the text."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"os error (\d+)", str(error))
@@ -340,7 +341,7 @@ def _reason(error: Exception) -> OSError:
 
 
 def _rows(model: Model, recipe: Recipe) -> dict[str, int]:
-    """Rows of q, k and v, which differ."""
+    """Return the rows of q, k and v, which differ."""
     first = recipe.tensors[0][0]
     if not first.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")) or len(recipe.tensors[0]) == 1:
         return {}

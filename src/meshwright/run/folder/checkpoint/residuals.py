@@ -1,8 +1,8 @@
-"""What compressed gradients have not said yet, in checkpoints: residuals and momenta of every process.
+"""Error-feedback residuals in checkpoints: residuals and momenta of compressed gradients, for every rank.
 
-They belong to one process and to one cut of the model. So they are written under a name that tells the plan and the rank,
-and are read by the same rank of the same plan, which then goes on to the last bit. Under another plan, or another number of
-processes, they are left out: what is lost is less than one step's gradients, and training goes on from exact weights.
+They belong to one rank and to one sharding of the model, and are stored under a name that contains the plan and the
+rank. The same rank of the same plan reads them, and training then resumes bit for bit. Under another plan or number of
+ranks they are left out. The loss is less than one step's gradients, and training resumes from exact weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST = "compression."
 
 
 def residuals_of(part: Parallel) -> dict[str, Pieces]:
-    """Of this process, by name."""
+    """Return this rank's residuals by name."""
     return {
         f"{_prefix(part)}{i}.{name}": Pieces((len(value),), [(((0, len(value)),), value)])
         for i, sync in enumerate(part.synchronisers())
@@ -29,7 +29,7 @@ def residuals_of(part: Parallel) -> dict[str, Pieces]:
 
 
 def residuals_in(part: Parallel, saved: dict[str, torch.Size]) -> dict[str, Pieces]:
-    """Room for what a checkpoint has for this process; nothing if another plan wrote it."""
+    """Return empty residuals in which to load this rank's; none if another plan wrote the checkpoint."""
     own = [name for name in saved if name.startswith(_prefix(part))] if part.synchronisers() else []
     found = {}
     for name in own:
@@ -40,7 +40,7 @@ def residuals_in(part: Parallel, saved: dict[str, torch.Size]) -> dict[str, Piec
 
 
 def restore_residuals(part: Parallel, read: dict[str, Pieces]) -> None:
-    """Go on from what was read."""
+    """Restore residuals that were read."""
     for i, sync in enumerate(part.synchronisers()):
         mine = f"{_prefix(part)}{i}."
         state = {name.removeprefix(mine): one.parts[0][1] for name, one in read.items() if name.startswith(mine)}
@@ -49,13 +49,13 @@ def restore_residuals(part: Parallel, read: dict[str, Pieces]) -> None:
 
 
 def was_left_out(part: Parallel, saved: Iterable[str]) -> bool:
-    """Whether a checkpoint holds something unsaid that this plan cannot take up."""
+    """Return True if a checkpoint holds residuals that this plan cannot use."""
     names = [name for name in saved if name.startswith(_FIRST)]
     return bool(names) and not (part.synchronisers() and any(name.startswith(_prefix(part)) for name in names))
 
 
 def _prefix(part: Parallel) -> str:
-    """Tells the plan's cut and rules, and the rank."""
+    """Return the prefix of names: the plan's sharding and rules, and the rank."""
     plan = part.plan
     facts = msgspec.json.encode([plan.pipelines, plan.compression], order="deterministic")
     return f"{_FIRST}{zlib.crc32(facts):08x}.{part.copies.rank}."

@@ -1,1 +1,1 @@
-"""Kernels in Triton; imported where there is a CUDA device only."""
+"""Kernels in Triton; imported only on a machine with a CUDA device."""

@@ -1,8 +1,8 @@
-"""One pass over a parameter, its gradient and both 8-bit moments; imported where there is a CUDA device only.
+"""Kernel of 8-bit AdamW: one pass over a parameter, its gradient and both moments; imported only with a CUDA device.
 
-The formulas are those of `optimizers/adam8bit.py`. Ten bytes a value leave time for some sixty instructions: bits are put
-in place instead of converted, roots and reciprocals are the device's own approximations (2^-22), and one random number
-per value serves all three roundings.
+The formulas are those of `optimizers/adam8bit.py`. Ten bytes per value leave time for about sixty instructions. So bits
+are set instead of converted, roots and reciprocals are the device's approximations (2^-22), and one random number per
+value serves all three roundings.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ def _reciprocal(x):
 
 @triton.jit
 def _below(x):
-    """The whole number at or below, up to 2^23: what an addition of 2^23 that cuts off leaves."""
+    """Round down to a whole number, up to 2^23, by adding 2^23 with truncation."""
     return tl.inline_asm_elementwise("add.rz.ftz.f32 $0, $1, 0f4B000000;", "=f,f", [x], tl.float32, True, 1) - 8388608.0
 
 
 @triton.jit
 def _positive(x):
-    """One where x is more than nothing, else 0."""
+    """Return one where x is positive, else 0."""
     return tl.inline_asm_elementwise("mul.sat.ftz.f32 $0, $1, 0f7F000000;", "=f,f", [x], tl.float32, True, 1)
 
 
 @triton.jit
 def _noise(at):
-    """Multiples of the golden ratio, their upper half also in the lower: over steps, which begin anywhere, every value
-    sees each number as often, and neighbours see different ones."""
+    """Return multiples of the golden ratio, with the upper half also in the lower.
+
+    Over steps, which start anywhere, every value gets each number equally often, and neighbours get different ones.
+    """
     x = at * 0x9E3779B1
     return x ^ (x >> 16)
 
 
 @triton.jit
 def _number(code, less: tl.constexpr):
-    """Unsigned bytes, four in a register, as floats, less some: the last bits of 2^23."""
+    """Convert unsigned bytes, four in a register, to floats minus `less`, through the last bits of 2^23."""
     found = tl.inline_asm_elementwise(_NUMBERS, "=r,=r,=r,=r,r", [code], tl.float32, True, 4)
     return found - (8388608.0 + less)
 
 
 @triton.jit
 def _byte(x, more: tl.constexpr):
-    """A whole number and some more, below 256."""
+    """Convert a whole number plus `more`, below 256, to a byte."""
     return (x + (8388608.0 + more)).to(tl.uint32, bitcast=True).to(tl.uint8)
 
 
@@ -85,7 +87,7 @@ def _update(
     v = r * r * scale[:, None] + (1 - beta2) * g * g
     r = _root(v)
     w = w * shrink - rate * (m * _reciprocal(r * root + eps))
-    if rounds:  # to bfloat16, up or down by chance: small steps are not lost on average
+    if rounds:  # stochastic rounding to bfloat16: small steps are not lost on average
         up = w.to(tl.uint32, bitcast=True) + (noise & 0xFFFF)
         tl.store(weight + at, (up >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=inside)
     else:
@@ -94,7 +96,7 @@ def _update(
     top, high = tl.max(size, axis=1), tl.max(v, axis=1)
     tl.store(first_scale + which, top, mask=there)
     tl.store(second_scale + which, high, mask=there)
-    # Codes below and above, and the upper one as often as makes the mean of the values right, not that of the codes.
+    # Codes below and above; the upper one as often as makes the mean of the values right, not that of the codes.
     chance = ((noise >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     u = size * (16129.0 / tl.maximum(top, 1.2e-38))[:, None]
     low = _below(_root(u))
@@ -112,7 +114,7 @@ def update(
     weight: Tensor, grad: Tensor, moments: tuple[Tensor, Tensor, Tensor, Tensor], block: int, seed: int,
     numbers: tuple[float, ...], rounds: bool,
 ) -> None:  # fmt: skip
-    """In place; `numbers`: rate, both betas, eps, decay and both bias corrections."""
+    """Update in place. `numbers` are the learning rate, both betas, eps, weight decay and both bias corrections."""
     count = weight.numel()
     rate, beta1, beta2, eps, decay, correct1, correct2 = numbers
     _update[(triton.cdiv(count, _MANY * block),)](

@@ -1,4 +1,4 @@
-"""Kernels of the cross entropy over rows of logits; imported where there is a CUDA device only."""
+"""Kernels of the cross entropy over rows of logits; imported only with a CUDA device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ def _gradients(logits, targets, log_total, width, first, ignored, block: tl.cons
 
 
 def statistics(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every row in float32: the largest logit, the sum of exponentials less it, and the target's logit (0 where
-    the target is not among this part of the vocabulary, which begins at `first`)."""
+    """Return three statistics of every row, in float32.
+
+    - the largest logit
+    - the sum of exponentials of the logits less the largest
+    - the target's logit; 0 if the target is not in this part of the vocabulary, which starts at `first`
+    """
     rows, width = logits.shape
     most, total, chosen = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
     _statistics[(rows,)](logits, targets, most, total, chosen, width, first, _BLOCK, num_warps=16)
@@ -51,7 +55,7 @@ def statistics(logits: Tensor, targets: Tensor, first: int) -> tuple[Tensor, Ten
 
 
 def to_gradients(logits: Tensor, targets: Tensor, log_total: Tensor, first: int, ignored: int) -> None:
-    """Overwrite logits with softmax less one at the target."""
+    """Overwrite logits with their gradients: softmax, less one at the target."""
     rows, width = logits.shape
     _gradients[(rows,)](logits, targets, log_total, width, first, ignored, _BLOCK, num_warps=16)
 
@@ -64,5 +68,5 @@ def _scale(x, by, count, block: tl.constexpr):
 
 
 def scale(x: Tensor, by: Tensor) -> None:
-    """A contiguous tensor by one number in float32, in place; PyTorch's kernel for two types is three times slower."""
+    """Scale a contiguous tensor by one float32 number in place; PyTorch's mixed-type kernel is three times slower."""
     _scale[(triton.cdiv(x.numel(), _BLOCK),)](x, by.float(), x.numel(), _BLOCK, num_warps=8)

@@ -1,4 +1,4 @@
-"""Kernels of SwiGLU; imported where there is a CUDA device only."""
+"""Kernels of SwiGLU; imported only with a CUDA device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _backward(dy, x, dx, width, block: tl.constexpr):
 
 
 def forward(x: Tensor) -> Tensor:
-    """Of a contiguous (.., 2 width)."""
+    """Return SwiGLU of a contiguous (.., 2 width)."""
     width = x.shape[-1] // 2
     y = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     _forward[(y.numel() // width, triton.cdiv(width, _BLOCK))](x, y, width, _BLOCK, num_warps=8)
@@ -42,7 +42,7 @@ def forward(x: Tensor) -> Tensor:
 
 
 def backward(dy: Tensor, x: Tensor) -> Tensor:
-    """The gradient of gates and ups, side by side again."""
+    """Return the gradient of gates and ups, side by side again."""
     dx = torch.empty_like(x)
     width = dy.shape[-1]
     _backward[(dy.numel() // width, triton.cdiv(width, _BLOCK))](dy, x, dx, width, _BLOCK, num_warps=8)

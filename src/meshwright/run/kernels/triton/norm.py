@@ -1,4 +1,4 @@
-"""Kernels of the RMS norm; imported where there is a CUDA device only."""
+"""Kernels of the RMS norm; imported only with a CUDA device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ELEMENTS = 4096  # that a program has in registers at least: a wide row, or several narrow ones
+_ELEMENTS = 4096  # minimum elements in a program's registers: a wide row, or several narrow ones
 _WAVES = 4  # programs per multiprocessor in the backward pass, which sums the weight's gradient in registers
 
 
@@ -51,9 +51,9 @@ def _backward(
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int, int, int]:
-    """The tensor, how many rows it has, and how rows lie: so many heads per token, strides of both.
+    """Return the tensor, its number of rows, and their layout: heads per token, and strides of tokens and heads.
 
-    Heads of one token may lie apart from the next token's: q and k are parts of a wider product.
+    Heads of one token may be apart from the next token's: q and k are parts of a wider product.
     """
     if x.dim() == 4 and x.stride(3) == 1 and x.stride(0) == x.shape[1] * x.stride(1):
         return x, x[..., 0].numel(), x.shape[2], x.stride(1), x.stride(2)
@@ -62,14 +62,14 @@ def _rows(x: Tensor) -> tuple[Tensor, int, int, int, int]:
 
 
 def _tile(width: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and warps for it."""
+    """Return rows and columns of a tile, and its number of warps."""
     block = triton.next_power_of_2(width)
     many = max(1, _ELEMENTS // block)
     return many, block, min(max(many * block // 512, 4), 16)
 
 
 def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm, and the reciprocal deviation of every row in float32."""
+    """Return the norm, and the reciprocal deviation of every row in float32."""
     x, rows, heads, token, head = _rows(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -81,7 +81,7 @@ def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gradients of the input (with what goes past the norm, if anything) and of the weight."""
+    """Return gradients of the input (plus that of the residual stream, if any) and of the weight."""
     x, rows, heads, token, head = _rows(x)
     dy, beside = dy.contiguous(), None if beside is None else beside.contiguous()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""The kernel that turns pairs; imported where there is a CUDA device only."""
+"""Kernel of rotary positions; imported only with a CUDA device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _turn(
 
 
 def turn(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
-    """(batch, sequence, head, dim) of any strides into y, which may be x itself; or back again."""
+    """Rotate (batch, sequence, head, dim) of any strides into y, which may be x itself; or rotate back."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, length, heads, dim = x.shape
     cos, sin = (part.expand(batch, length, dim // 2).contiguous() for part in (cos, sin))

@@ -1,7 +1,7 @@
 """Attention layers and their parallel forms.
 
 - `attention`: attention layers
-- `dropout_attention`: attention whose probabilities are dropped
+- `dropout_attention`: attention with dropout of its probabilities
 - `ring_attention`: causal attention in a ring (Liu et al., "Ring Attention", 2023)
-- `sequence_parallel`: attention over tokens that several processes hold
+- `sequence_parallel`: attention over tokens that are sharded over ranks
 """

@@ -1,4 +1,4 @@
-"""Attention layers: norm, projections, attention and the residual, as one link of the chain."""
+"""Attention layers: norm, projections, attention and the residual stream, as one layer of the chain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.run.models.rotary import Turns, halves
 
 
 class GroupedAttention(nn.Module):
-    """MHA, GQA and MQA; q, k and v in one product."""
+    """MHA, GQA and MQA; q, k and v are one matrix product."""
 
     def __init__(self, shape: Attention, numerics: Numerics) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class GroupedAttention(nn.Module):
         return context.dropped(self.proj(found, context.mesh), f"{self.layer_name}.proj", self.shape.dropout)
 
     def _qkv(self, normed: Tensor, context: Context) -> tuple[Tensor, ...]:
-        """Heads of queries, keys and values; turned, unless they are to be normed before that."""
+        """Return heads of queries, keys and values; rotated, unless they are normed first."""
         size, later = self.shape.head_dim, self.qkv.in_chunks(context.mesh)
         product = self.qkv.entered(normed, context.mesh) if later else self.qkv(normed)
         heads = [part // size for part in self.parts]
@@ -73,7 +73,7 @@ class GroupedAttention(nn.Module):
 
 
 def _widths(shape: Attention) -> tuple[int, int, int]:
-    """Of q, k and v in their one product."""
+    """Return the widths of q, k and v in their joint product."""
     kv = shape.kv_heads * shape.head_dim
     return shape.heads * shape.head_dim, kv, kv
 
@@ -125,7 +125,7 @@ class MultiLatentAttention(nn.Module):
         return torch.cat([plain, self._turned(own, context)], dim=-1)
 
     def _keys(self, latent: Tensor, shared: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Keys, of which a part is the same for all heads, and values."""
+        """Return keys, of which a part is the same for all heads, and values."""
         s = self.shape
         k, v = self.kv_up(latent).unflatten(-1, (-1, s.nope_dim + s.v_dim)).split([s.nope_dim, s.v_dim], dim=-1)
         own = self._turned(shared.unsqueeze(2), context).expand(-1, -1, k.shape[2], -1)
@@ -136,7 +136,7 @@ class MultiLatentAttention(nn.Module):
 
 
 def _softmax_scale(shape: LatentAttention, numerics: Numerics) -> float:
-    """YaRN sharpens the scores of longer sequences (`mscale_all_dim`)."""
+    """Return the scale of the softmax; YaRN sharpens the scores of longer sequences (`mscale_all_dim`)."""
     plain = float((shape.nope_dim + shape.rope_dim) ** -0.5)
     all_dim, factor = numerics.rope.get("mscale_all_dim"), float(numerics.rope.get("factor", 1.0))
     if not all_dim or factor <= 1:

@@ -1,7 +1,7 @@
-"""Attention whose probabilities are dropped: explicit scores, of one sample and some queries at a time.
+"""Attention with dropout of its probabilities: explicit scores, of one sample and some queries at a time.
 
-Fused kernels draw masks of their own, which depend on how heads and tokens are cut. Here a mask is that of (head, query,
-key) in the whole sample. Nothing of the scores is kept: the backward pass computes them, and the same masks, again.
+Fused kernels draw masks of their own, which depend on the sharding of heads and tokens. Here a mask belongs to (head,
+query, key) in the whole sample. No scores are kept: the backward pass recomputes them and the same masks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from meshwright.run.models.context import Context
 from meshwright.run.models.dropout import Masks
 
-NEVER = -1e30  # a score that is not seen: finite, so that gradients stay numbers where a whole row is masked
-_SCORES = 2**24  # that exist at a time
+NEVER = -1e30  # a masked score: finite, so that gradients are no NaN where a whole row is masked
+_SCORES = 2**24  # scores that exist at a time
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Which attention it is, and the share of its probabilities that are dropped."""
+    """Name of an attention layer, and the share of its probabilities that are dropped."""
 
     site: str
     rate: float
@@ -30,7 +30,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which keys own queries see, and which of those are dropped, by their places in the whole sample."""
+    """Pairs of own queries and keys: which are seen and which are dropped, by their positions in the whole sample."""
 
     context: Context
     window: int
@@ -39,7 +39,7 @@ class Pairs:
     scale: float
 
     def seen(self, sample: int, rows: slice, source: int) -> Tensor:
-        """Return whether a query sees a key that a member of the ring has: (query, key)."""
+        """Return True where a query sees a key of a rank in the ring: (query, key)."""
         mesh, documents = self.context.mesh, self.context.documents
         queries, keys = self._places(mesh.ring.rank)[rows], self._places(source)
         behind = queries[:, None] - keys[None, :]
@@ -49,7 +49,7 @@ class Pairs:
         return found
 
     def kept(self, sample: int, rows: slice, source: int, heads: int) -> Tensor:
-        """Return which probabilities stay: (own head, query, key)."""
+        """Return True where a probability is kept: (own head, query, key)."""
         mesh, keys = self.context.mesh, self.context.keys(source)
         every = heads * mesh.tp.size * mesh.ulysses.size
         first = (mesh.tp.rank * mesh.ulysses.size + mesh.ulysses.rank) * heads
@@ -63,10 +63,7 @@ class Pairs:
 
 
 def dropped_block(q: Tensor, k: Tensor, v: Tensor, source: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Return attention to the keys of a member of the ring, and the logarithm of its softmax's sum before any is dropped.
-
-    Queries, keys and values are (sample, token, head, dim); the results (sample, head, query, dim) in float32.
-    """
+    """Return attention to the keys of a rank in the ring, and the log of its softmax's sum before dropout."""
     repeats = q.shape[2] // k.shape[2]
     k, v = (part.repeat_interleave(repeats, dim=2) for part in (k, v))
     found: tuple[Tensor, Tensor] = _DroppedBlock.apply(*(part.transpose(1, 2) for part in (q, k, v)), source, pairs)

@@ -1,18 +1,19 @@
-"""Causal attention in a ring (Liu et al., "Ring Attention", 2023), without a matrix of scores anywhere.
+"""Causal ring attention (Liu et al., "Ring Attention", 2023), without a matrix of scores anywhere.
 
-Every member has one piece from the front of the sequence and one from the back (zig-zag), so that in each step all have
+Every rank has one piece from the front of the sequence and one from the back (zig-zag). So in each step all ranks have
 the same work, and no step needs a mask:
 
     keys of            my front sees    my back sees
     myself             causal           all before it
-    a member before    its front        its front
-    a member behind    nothing          both its pieces
+    a rank before      its front        its front
+    a rank behind      nothing          both its pieces
 
-Packed documents cut this into rectangles: of two pieces at most one document is in both, and where it is, all its tokens
-in the later one see all in the earlier one.
+Packed documents cut this into rectangles. At most one document is in two given pieces; all its tokens in the later
+piece see all those in the earlier one.
 
-Keys and values of the next step travel while this one computes. Backward they travel once more, with their gradients,
-which are home after a whole round; partial gradients follow from the outputs and softmax sums of all steps together.
+Sending keys and values of the next step overlaps with this step's computation. In the backward pass they are sent
+around once more, with their gradients, which arrive home after a whole round. Partial gradients follow from the outputs
+and softmax sums of all steps together.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from torch import Tensor
 from meshwright.run.mesh.collectives import AxisGroup
 from meshwright.run.torch_private import flash_backward, flash_forward
 
-Bounds = Sequence[Sequence[int]]  # of every sample: where its documents begin, and the last ends
+Bounds = Sequence[Sequence[int]]  # for every sample: starts of its documents, and the end of the last
 
 
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, scale: float, documents: Bounds | None = None
 ) -> Tensor:
-    """Of (batch, own tokens, head, dim); fewer heads of keys and values are shared by several of queries."""
+    """Return attention of (batch, own tokens, head, dim); each head of keys and values may serve several of queries."""
     found: Tensor = _Ring.apply(q, k, v, axis, scale, documents)
     return found
 
@@ -86,7 +87,7 @@ class _Ring(torch.autograd.Function):
 
 
 class _Rectangle(NamedTuple):
-    """Queries that see keys: all of them, or by a causal mask."""
+    """Rectangle of queries and keys: all pairs, or a causal mask."""
 
     samples: slice
     rows: slice
@@ -95,7 +96,7 @@ class _Rectangle(NamedTuple):
 
 
 def _seen(axis: AxisGroup, step: int, tokens: int, documents: Bounds | None) -> Iterator[_Rectangle]:
-    """What own queries see of the keys of one member; of no documents, in one rectangle."""
+    """Yield the rectangles of own queries and one rank's keys; without documents one rectangle."""
     source, half, every = (axis.rank - step) % axis.size, tokens // 2, slice(None)
     if documents is not None:
         for sample, bounds in enumerate(documents):
@@ -109,17 +110,20 @@ def _seen(axis: AxisGroup, step: int, tokens: int, documents: Bounds | None) -> 
 
 
 def _documents(axis: AxisGroup, source: int, half: int, of: slice, bounds: Sequence[int]) -> Iterator[_Rectangle]:
-    """Pieces are numbered along the sequence: a member has one from the front and one from the back."""
+    """Yield the rectangles of one sample's documents.
+
+    Pieces are numbered along the sequence: a rank has one from the front and one from the back.
+    """
     own, theirs = ((rank, 2 * axis.size - 1 - rank) for rank in (axis.rank, source))
     for (place, i), (other, j) in product(enumerate(own), enumerate(theirs)):
         first, last = i * half, (i + 1) * half
-        here, there = place * half - first, other * half - j * half  # from places in the sample to own places
+        here, there = place * half - first, other * half - j * half  # from positions in the sample to own positions
         if i == j:
             inside = [first, *(at for at in bounds if first < at < last), last]
             for low, high in pairwise(inside):
                 yield _Rectangle(of, slice(here + low, here + high), slice(there + low, there + high), True)
         elif j < i:
-            after = bisect_right(bounds, (j + 1) * half - 1)  # of the last token of the earlier piece: its document
+            after = bisect_right(bounds, (j + 1) * half - 1)  # document of the last token in the earlier piece
             begin, end = bounds[after - 1], bounds[after]
             if end > first:
                 keys = slice(there + max(begin, j * half), there + (j + 1) * half)
@@ -127,25 +131,25 @@ def _documents(axis: AxisGroup, source: int, half: int, of: slice, bounds: Seque
 
 
 def _repeated(kv: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values for every head of queries."""
+    """Repeat keys and values for every head of queries."""
     k, v = kv.repeat_interleave(q.shape[1] // kv.shape[2], dim=2)
     return k.contiguous(), v.contiguous()
 
 
 def _merge(out: Tensor, total: Tensor, some: Tensor, weight: Tensor) -> None:
-    """Two softmaxes over different keys, by the logarithms of their sums."""
+    """Merge two softmaxes over different keys, by the logarithms of their sums."""
     both = torch.logaddexp(total, weight)
     out.mul_((total - both).exp().unsqueeze(-1)).add_(some * (weight - both).exp().unsqueeze(-1))
     total.copy_(both)
 
 
 def _wide(x: Tensor, width: int) -> Tensor:
-    """Kernels want heads of values as wide as those of keys (latent attention has narrower ones)."""
+    """Pad heads of values: kernels want them as wide as those of keys (latent attention has narrower ones)."""
     return torch.nn.functional.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
 def _sent(x: Tensor, axis: AxisGroup) -> tuple[Tensor, list[Any]]:
-    """To the next member, from the one before."""
+    """Send to the next rank, and receive from the previous one."""
     found = torch.empty_like(x)
     there, here = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
     work = [

@@ -1,4 +1,4 @@
-"""Attention over tokens that several processes hold: Ulysses, ring, or both (USP)."""
+"""Attention over tokens that are sharded over ranks: Ulysses, ring attention, or both (USP)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from meshwright.run.models.attention.ring_attention import ring_attention
 from meshwright.run.models.context import Context
 from meshwright.run.torch_private import packed_attention
 
-# On Hopper cuDNN's kernel is ahead of FlashAttention 2 (docs/measurements.md); what cannot take a case is passed over.
+# On Hopper cuDNN's kernel is faster than FlashAttention 2 (docs/measurements.md); kernels that do not support a case
+# are skipped.
 _FASTEST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-_Block = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]  # attention to the keys of a member of the ring
+_Block = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]  # attention to the keys of a rank in the ring
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, context: Context, window: int = 0, scale: float | None = None,
     drop: Drop | None = None,
 ) -> Tensor:  # fmt: skip
-    """Causal attention of (batch, own tokens, head, dim), heads of keys and values shared by several of queries.
+    """Return causal attention of (batch, own tokens, head, dim); heads of keys and values may serve several of queries.
 
-    Ulysses (Jacobs et al., 2023) trades tokens for heads before and after it; in a ring (Liu et al., 2023) keys and
-    values travel.
+    Ulysses (Jacobs et al., 2023) exchanges tokens for heads before and after it. In a ring (Liu et al., 2023) keys and
+    values are sent around.
     """
     axis = context.mesh.ulysses
     if axis.size > 1:
@@ -42,7 +43,7 @@ def attend(
         q, k, v = _to_heads((q, k, v), axis)
     if drop is not None and drop.rate and context.masks is not None:
         pairs = Pairs(context, window, drop, context.masks, q.shape[-1] ** -0.5 if scale is None else scale)
-        # What is dropped is dropped after the softmax over all keys, so partial softmaxes merge as they do without.
+        # Dropout acts after the softmax over all keys, so partial softmaxes merge as they do without it.
         found = _in_turns(q, k, v, context.mesh.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
     else:
         found = (_ring if context.mesh.ring.size > 1 else _whole)(q, k, v, context, window, scale)
@@ -50,15 +51,15 @@ def attend(
 
 
 def _to_heads(parts: Sequence[Tensor], axis: AxisGroup) -> list[Tensor]:
-    """Queries, keys and values of own tokens and all heads for those of all tokens and own heads, in one exchange."""
-    mine = [part.unflatten(2, (axis.size, -1)).flatten(3) for part in parts]  # (batch, tokens, member, width)
+    """Exchange own tokens of all heads for all tokens of own heads: queries, keys and values in one all-to-all."""
+    mine = [part.unflatten(2, (axis.size, -1)).flatten(3) for part in parts]  # (batch, tokens, rank, width)
     joined = exchanged(torch.cat(mine, dim=3), axis, 2, 1).squeeze(2)
     own = joined.split([part.shape[3] for part in mine], dim=2)
     return [x.unflatten(2, (-1, part.shape[3])) for x, part in zip(own, parts, strict=True)]
 
 
 def _enough(x: Tensor, members: int) -> Tensor:
-    """Heads are repeated where there are fewer than members."""
+    """Repeat heads if there are fewer than ranks."""
     return x.repeat_interleave(members // gcd(members, x.shape[2]), dim=2)
 
 
@@ -75,7 +76,7 @@ def _whole(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
-    """Documents one behind the other: a mask of all pairs would be larger than all else at long sequences."""
+    """Attend within each document, one after the other: a mask of all pairs would be the largest tensor of all."""
     flat = [part.flatten(0, 1) for part in (q, k, v)]
     seen = (window - 1 if window else -1, 0)
     found = packed_attention(flat[0], flat[1], flat[2], context.ends(), context.length, scale, seen)
@@ -83,7 +84,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scal
 
 
 def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale: float | None) -> Tensor:
-    """Sliding windows need masks, and with them all scores of a step."""
+    """Attend in a ring with masks, and so with all scores of a step: sliding windows need them."""
     axis = context.mesh.ring
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not window and (not q.is_cuda or q.dtype != torch.float32):
@@ -96,7 +97,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int, scale:
 
 
 def _in_turns(q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, block: _Block) -> Tensor:
-    """Own keys first, then those of each member before; partial softmaxes are merged by their weights."""
+    """Attend to own keys first, then to those of each previous rank; partial softmaxes are merged by their weights."""
     found, weight = block(q, k, v, axis.rank)
     for step in range(1, axis.size):
         k, v = shifted(k, axis), shifted(v, axis)
@@ -108,7 +109,7 @@ def _in_turns(q: Tensor, k: Tensor, v: Tensor, axis: AxisGroup, block: _Block) -
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(batch, head, query, dim) of one block of keys in float32, and the logarithm of its softmax's sum."""
+    """Return (batch, head, query, dim) for one block of keys in float32, and the log of its softmax's sum."""
     repeats = q.shape[2] // k.shape[2]
     q, k, v = (part.transpose(1, 2).float() for part in (q, k, v))
     k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))

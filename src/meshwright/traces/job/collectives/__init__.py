@@ -1,7 +1,7 @@
-"""Collectives with all their ranks side by side: matched, on one clock.
+"""Collectives over all their ranks: matched, and on one clock.
 
-- `clocks`: how far the clocks of a job's machines are apart
-- `collectives`: every collective with all its ranks side by side
-- `matching`: which calls of different ranks are the same collective or the same message
-- `ordering`: numbering rows of millions of calls by several columns at once
+- `clocks`: offsets between the clocks of a job's machines
+- `collectives`: every collective over all its ranks
+- `matching`: match calls of different ranks that are the same collective or message
+- `ordering`: number rows of millions of calls by several columns at once
 """

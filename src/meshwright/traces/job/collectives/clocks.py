@@ -1,7 +1,8 @@
-"""How far the clocks of a job's machines are apart.
+"""Offsets between the clocks of a job's machines.
 
-A collective that synchronises ends at nearly the same true time on all its ranks, so what its recorded ends differ by
-is the clocks. Where machines share no such collective, messages in both directions bound the difference from two sides.
+A collective that synchronises ends at nearly the same true time on all its ranks, so differences between its recorded
+ends are clock offsets. Where machines share no such collective, messages in both directions bound the offset from two
+sides.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from meshwright.traces.job.collectives.ordering import Ints, packed
 from meshwright.traces.rank.collectives import KINDS
 from meshwright.traces.rank.facts import RankFacts
 
-SMALLEST = 5_000  # ns: ends of a collective on devices of one machine differ by as much
-ENOUGH = 20  # calls from which a drift can be told
-NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+SMALLEST = 5_000  # ns: ends of a collective on devices of one machine differ by this much
+ENOUGH = 20  # minimum calls to estimate a drift
+NORMAL = 1.4826  # standard deviations of a normal distribution per median absolute deviation
 
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """What to subtract from a rank's times so that all ranks tell the same time."""
+    """Offsets to subtract from each rank's times to get a common clock."""
 
-    origin: int  # nanoseconds since the epoch: offsets are true at this time
+    origin: int  # nanoseconds since the epoch, at which offsets hold
     offset: Ints  # [ranks], nanoseconds; 0 for the first rank of a part
     drift: NDArray[np.float64]  # [ranks], nanoseconds per nanosecond
-    part: Ints  # [ranks]: only times of ranks of the same part can be compared
-    noise: Ints  # [ranks], nanoseconds: how uncertain the offset is
+    part: Ints  # [ranks]: times can be compared only within a part
+    noise: Ints  # [ranks], nanoseconds: uncertainty of the offset
 
     def since_origin(self, place: NDArray[np.int32] | int, times: Ints) -> Ints:
-        """Times of ranks (given by place) on the common clock, counted from the origin."""
+        """Return times of ranks (given by place) on the common clock, relative to the origin."""
         passed = times - self.origin
         moved = passed - self.offset[place]
         if self.drift.any():
@@ -44,7 +45,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Link:
-    """What is known about two clocks: `other` shows `apart` more than `one` at the origin, and gains `drift`."""
+    """Offset between two clocks: at the origin `other` is ahead of `one` by `apart`, and it gains `drift`."""
 
     one: int
     other: int
@@ -57,7 +58,7 @@ class Link:
 
 
 def clocks(facts: Sequence[RankFacts], matched: Matched) -> Clocks:
-    """Clocks of the ranks, from their matched calls. Ranks of a machine that is named share one.
+    """Estimate the clocks of ranks from their matched calls. Ranks of a named machine share one.
 
     >>> from meshwright.traces.job.collectives.matching import match
     >>> clocks([], match([])).offset
@@ -76,7 +77,7 @@ def clocks(facts: Sequence[RankFacts], matched: Matched) -> Clocks:
 
 def _by_collectives(matched: Matched, clock: Ints, end: Ints, origin: int) -> list[Link]:
     rows = np.flatnonzero(np.isin(matched.kind, [KINDS.index(kind) for kind in SYNCHRONISING]))
-    rows = rows[np.argsort(matched.call[rows], kind="stable")]  # those of a call together, the first rank first
+    rows = rows[np.argsort(matched.call[rows], kind="stable")]  # grouped by call, the first rank first
     call = matched.call[rows]
     fresh = np.flatnonzero(np.append(True, call[1:] != call[:-1])) if len(call) else call
     model = np.repeat(rows[fresh], np.diff(np.append(fresh, len(rows))))
@@ -93,7 +94,7 @@ def _by_collectives(matched: Matched, clock: Ints, end: Ints, origin: int) -> li
 
 
 def _each(keys: Ints) -> list[Ints]:
-    """Rows of each key."""
+    """Return the rows of each key."""
     if not len(keys):
         return []
     order = np.argsort(keys, kind="stable")
@@ -101,7 +102,7 @@ def _each(keys: Ints) -> list[Ints]:
 
 
 def _link(one: int, other: int, apart: Ints, at: Ints) -> Link:
-    """The median, or a line through the medians of the earlier and of the later half where they differ visibly."""
+    """Return the median offset, or a line through the medians of both halves if these differ significantly."""
     middle = float(np.median(apart))
     noise = NORMAL * float(np.median(np.abs(apart - middle))) / len(apart) ** 0.5
     if len(apart) >= ENOUGH:
@@ -118,7 +119,7 @@ def _link(one: int, other: int, apart: Ints, at: Ints) -> Link:
 
 
 def _by_messages(facts: Sequence[RankFacts], matched: Matched, clock: Ints) -> list[Link]:
-    """A message cannot end before it was sent; the quickest each way are taken to need the same time."""
+    """Return offsets from messages, which cannot end before they were sent; the fastest each way take equal times."""
     rows = np.flatnonzero((matched.message & matched.complete)[matched.call] & np.isin(matched.kind, [SEND, RECV]))
     rows = rows[np.lexsort((matched.kind[rows] == RECV, matched.call[rows]))]
     sent, received = rows[::2], rows[1::2]
@@ -137,7 +138,7 @@ def _by_messages(facts: Sequence[RankFacts], matched: Matched, clock: Ints) -> l
 def _spread(
     ranks: int, clock: Ints, links: list[Link]
 ) -> tuple[Ints, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Offsets along the tree of the least uncertain links, from the first clock of each part."""
+    """Return offsets along the tree of least uncertain links, from the first clock of each part."""
     near: dict[int, list[Link]] = {}
     for link in links:
         near.setdefault(link.one, []).append(link)
@@ -146,7 +147,7 @@ def _spread(
     for start in sorted(set(clock.tolist())):
         if start in known:
             continue
-        reached = [(0.0, start, 0.0, 0.0, 0.0)]  # a link's noise, its clock; apart, drift and noise so far
+        reached = [(0.0, start, 0.0, 0.0, 0.0)]  # a link's noise and clock; sums of offset, drift and noise so far
         while reached:
             _, here, apart, drift, noise = heapq.heappop(reached)
             if here not in known:

@@ -1,4 +1,4 @@
-"""Every collective with all its ranks side by side: who waited for whom, and how fast the data then moved."""
+"""Every collective over all its ranks: waiting times, and the bandwidth after all ranks have arrived."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from meshwright.traces.rank.collectives import KINDS
 from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.reading import NONE, Note
 
-# Ranks leave a collective within so many nanoseconds, or this share of its shortest duration, of each other. Only a call
-# that no profiler told the group or the peers of has to prove with it that it is one.
+# Ranks leave a collective within this many nanoseconds, or this share of its shortest duration, of each other. It is
+# only checked for calls whose group or peers the profiler did not record.
 TOGETHER, SHARE = 20_000, 0.1
 UNCONNECTED = (
     "collectives and messages between ranks whose clocks nothing connects (no machine's name, no collective that all "
@@ -26,26 +26,26 @@ UNCONNECTED = (
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Rows are those of `Matched`: calls of ranks. Times are nanoseconds on the common clock, from its origin."""
+    """Aligned calls. Rows are those of `Matched`. Times are nanoseconds on the common clock, from its origin."""
 
     matched: Matched
     clocks: Clocks
     start: Ints
     end: Ints
-    waiting: Ints  # how long the rank waited for others, at the start of its call; 0 where that cannot be told
-    bubble: Ints  # the last part of `waiting` that is due to the order of a pipeline (see `pipeline_bubble.py`)
-    hidden_waiting: Ints  # the part of it, and of the rest, in which this rank computed
+    waiting: Ints  # time that the rank waited for others, at the start of its call; 0 if unknown
+    bubble: Ints  # the last part of `waiting`, due to the pipeline's order (see `pipeline_bubble.py`)
+    hidden_waiting: Ints  # the overlapped part of it, and of the rest: this rank computed
     hidden_transfer: Ints
-    split: NDArray[np.bool_]  # of each matched call: whether waiting could be told from transfer
-    last: Ints  # when its last rank arrived
-    late: Ints  # the place of that rank; -1 where not split
-    transfer: Ints  # nanoseconds it took with all ranks there; NONE where not split
-    bytes: Ints  # NONE where not told
+    split: NDArray[np.bool_]  # of each matched call: True if waiting and transfer are known separately
+    last: Ints  # time at which its last rank arrived
+    late: Ints  # place of that rank; -1 if not split
+    transfer: Ints  # nanoseconds with all ranks there; NONE if not split
+    bytes: Ints  # NONE if unknown
     notes: tuple[Note, ...]
 
 
 def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Aligned:
-    """The calls of a job on one clock, waiting separated from transfer."""
+    """Align the calls of a job to one clock, and separate waiting from transfer."""
     call, place = matched.call, matched.place
     start = clocks.since_origin(place, column(facts, "start"))
     end = clocks.since_origin(place, column(facts, "end"))
@@ -58,7 +58,7 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
     np.minimum.at(shortest, call, end - start)
     late = np.full(calls, -1)
     arrives_last = start == last[call]
-    late[call[arrives_last][::-1]] = place[arrives_last][::-1]  # of those that tie, the first
+    late[call[arrives_last][::-1]] = place[arrives_last][::-1]  # of ties, the first
     kind = np.full(calls, OTHER)
     kind[call] = matched.kind
     size, smallest = np.full(calls, NONE), np.full(calls, np.iinfo(np.int64).max)
@@ -67,7 +67,7 @@ def align(facts: Sequence[RankFacts], matched: Matched, clocks: Clocks) -> Align
     alike = (size == smallest) & (size != NONE)
     possible, wrong, unconnected = _possible(matched, clocks, kind, alike, last, first_end, last_end, shortest)
     waiting = np.clip(last[call] - start, 0, end - start)
-    waiting[~possible[call] | (end + SMALLEST < last[call])] = 0  # who left before the last came did not wait for it
+    waiting[~possible[call] | (end + SMALLEST < last[call])] = 0  # a rank that left earlier did not wait for it
     hidden = _hidden(facts, matched, waiting)
     notes = (
         Note("collectives whose ranks were never in them together: taken as different ones", wrong),
@@ -101,8 +101,10 @@ def _possible(
     last_end: Ints,
     shortest: Ints,
 ) -> tuple[NDArray[np.bool_], int, int]:
-    """Which calls can be split into waiting and transfer, how many look like different calls taken for one, and how many
-    are between ranks whose clocks cannot be compared.
+    """Find the calls that can be split into waiting and transfer.
+
+    Return also the number of calls that look like different ones matched by mistake, and the number between ranks whose
+    clocks cannot be compared.
     """
     parts = clocks.part[matched.place] if len(matched.place) else matched.call
     low, high = np.full(len(kind), np.iinfo(np.int64).max), np.full(len(kind), NONE)
@@ -113,7 +115,7 @@ def _possible(
     synchronises = np.isin(kind, [KINDS.index(word) for word in SYNCHRONISING]) | (kind == SEND_RECV)
     noise = int(clocks.noise.max(initial=0))
     apart = synchronises & (last > first_end + SMALLEST + 3 * noise)
-    # Where neither a group nor equal bytes say that these calls are one, their ends must: on a host they drift apart.
+    # If neither groups nor equal bytes confirm a match, the ends must: different calls on hosts drift apart.
     apart |= ((~matched.named & ~alike) | (kind == SEND_RECV)) & (
         last_end - first_end > np.maximum(TOGETHER + 3 * noise, SHARE * shortest)
     )
@@ -122,7 +124,7 @@ def _possible(
 
 
 def _hidden(facts: Sequence[RankFacts], matched: Matched, waiting: Ints) -> Ints:
-    """How much of the beginning of each call its rank computed."""
+    """Return how much of the beginning of each call its rank computed."""
     out = np.zeros_like(waiting)
     for place, one in enumerate(facts):
         if (calls := calls_of_rank(one)) is not None:
@@ -132,7 +134,7 @@ def _hidden(facts: Sequence[RankFacts], matched: Matched, waiting: Ints) -> Ints
 
 
 def with_waiting(facts: Sequence[RankFacts], aligned: Aligned, waiting: Ints, bubble: Ints) -> Aligned:
-    """The same calls where more is known about who waited, and why."""
+    """Return the calls with updated waiting times and bubbles."""
     hidden = _hidden(facts, aligned.matched, waiting)
     rest = aligned.hidden_waiting + aligned.hidden_transfer - hidden
     return replace(aligned, waiting=waiting, bubble=bubble, hidden_waiting=hidden, hidden_transfer=rest)

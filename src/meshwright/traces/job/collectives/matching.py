@@ -1,7 +1,7 @@
-"""Which calls of different ranks are the same collective or the same message.
+"""Match calls of different ranks that are the same collective or message.
 
-A group's own number of the call tells it where the profiler wrote one. Otherwise the order does: the third all-gather
-of a group in a step is the same one on every rank. Messages are matched by sender, receiver and order.
+The group's sequence number of a call decides if the profiler recorded one. Otherwise the order does: the third
+all-gather of a group in a step is the same one on every rank. Messages are matched by sender, receiver and order.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from meshwright.traces.reading import NONE, Note
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 MESSAGES = np.isin(KINDS, POINT_TO_POINT)
 SEND, RECV, SEND_RECV, OTHER = (KINDS.index(kind) for kind in ("send", "recv", "send_recv", "other"))
-UNMARKED = -1  # the number of the only step of a rank whose loop did not tell the profiler
-EARLIER, LATER = -3, 1 << 40  # stand for the number of a step that began before, or after, those recorded
+UNMARKED = -1  # number of the only step of a rank whose loop marks no steps
+EARLIER, LATER = -3, 1 << 40  # numbers of a step before, or after, the recorded ones
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """One row per call of a rank, rank after rank; and the matched calls that rows point to."""
+    """Matched calls: one row per call of a rank, rank after rank, and the columns that rows point to."""
 
     ranks: tuple[int, ...]
     firsts: Ints  # [ranks + 1]: rows of a rank are those from firsts[place] to firsts[place + 1]
-    place: NDArray[np.int32]  # of the rank among `ranks`
+    place: NDArray[np.int32]  # place of the rank in `ranks`
     kind: NDArray[np.int8]
     call: Ints  # into the columns below
     groups: tuple[Group, ...]  # of the job
-    group: NDArray[np.int32]  # of each matched call, as all below
-    found: NDArray[np.int32]  # ranks that recorded it
-    size: NDArray[np.int32]  # ranks that take part in it
+    group: NDArray[np.int32]  # of each matched call, as all columns below
+    found: NDArray[np.int32]  # number of ranks that recorded it
+    size: NDArray[np.int32]  # number of ranks that take part in it
     message: NDArray[np.bool_]
-    named: NDArray[np.bool_]  # whether the profiler told which group, or which peer, it was
+    named: NDArray[np.bool_]  # True if the profiler recorded its group or peer
     notes: tuple[Note, ...]
 
     @property
@@ -48,18 +48,18 @@ class Matched:
 
 
 def calls_of_rank(facts: RankFacts) -> Calls | None:
-    """Those of its busiest device, which stands for the rank."""
+    """Return the calls of the rank's busiest device, which stands for the rank."""
     return facts.devices[0].calls if facts.devices else None
 
 
 def column(facts: Sequence[RankFacts], name: str) -> Ints:
-    """A column of the calls of all ranks, in the order of the rows of `Matched`."""
+    """Return a column of the calls of all ranks, in the order of the rows of `Matched`."""
     parts = [getattr(calls, name) for calls in map(calls_of_rank, facts) if calls is not None]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def match(facts: Sequence[RankFacts]) -> Matched:
-    """The calls of a job's ranks, whose numbers must be known and differ.
+    """Match the calls of a job's ranks, whose numbers must be known and differ.
 
     >>> from meshwright.traces.rank.facts import digest
     >>> from meshwright.traces.reading import read_trace
@@ -120,9 +120,9 @@ def _pair(sender: Ints, receiver: Ints) -> Ints:
 
 
 def _groups(facts: Sequence[RankFacts]) -> tuple[tuple[Group, ...], Ints]:
-    """The groups of a job and each row's place among them. A group is its name and its members.
+    """Return the groups of a job, and each row's group. A group is its name and its members.
 
-    Lists of members may be shortened on some ranks: a name whose only members are known elsewhere is that group.
+    Some ranks may have shortened member lists: a name that has one full list elsewhere is that group.
     """
     every = [(one.rank, calls) for one in facts if (calls := calls_of_rank(one)) is not None]
     known: dict[str, set[Group]] = {}
@@ -144,7 +144,7 @@ def _groups(facts: Sequence[RankFacts]) -> tuple[tuple[Group, ...], Ints]:
 
 
 def numbers_of_steps(facts: Sequence[RankFacts]) -> Ints:
-    """The number of the step of each row; what no step launched is before or after those recorded."""
+    """Return the step number of each row; calls launched by no step are before or after the recorded ones."""
     columns = [np.empty(0, np.int64)]
     for one in facts:
         if (calls := calls_of_rank(one)) is not None:
@@ -155,14 +155,14 @@ def numbers_of_steps(facts: Sequence[RankFacts]) -> Ints:
 
 
 def _comparable(step: Ints, group: Ints) -> Ints:
-    """The same numbers, but one for all calls of groups in which only some ranks marked their steps."""
+    """Return the step numbers, but one constant for groups in which only some ranks marked their steps."""
     without = np.zeros(int(group.max(initial=-1)) + 1, np.bool_)
     without[group[step == UNMARKED]] = True
     return np.where(without[group] & bool((step >= 0).any()), UNMARKED, step)
 
 
 def _sizes(facts: Sequence[RankFacts], groups: tuple[Group, ...], group: Ints) -> Ints:
-    """How many ranks each group has: as listed, as told by its calls, or the whole job where nothing tells."""
+    """Return the size of each group: as listed, from its calls, or the whole job if unknown."""
     told = np.full(len(groups), NONE)
     np.maximum.at(told, group, column(facts, "size"))
     world = max([len(facts), *(one.world_size or 0 for one in facts)])

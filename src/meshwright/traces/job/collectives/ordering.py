@@ -1,4 +1,4 @@
-"""Numbering rows of millions of calls by several columns at once."""
+"""Number rows of millions of calls by several columns at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 def packed(*columns: NDArray[np.generic]) -> Ints:
-    """One number per row that differs where any column differs, and orders rows as the columns do.
+    """Return one number per row that differs if any column differs, and orders rows as the columns do.
 
     >>> packed(np.array([1, 0, 1]), np.array([5, 9, 7])).tolist()
     [5, 4, 7]
@@ -25,7 +25,7 @@ def packed(*columns: NDArray[np.generic]) -> Ints:
             return out
         whole = values.astype(np.int64)
         low, high = int(whole.min()), int(whole.max())
-        if span * (high - low + 1) >= 1 << 62:  # too wide: only which values there are matters
+        if span * (high - low + 1) >= 1 << 62:  # too wide: number the distinct values instead
             whole = np.unique(whole, return_inverse=True)[1]
             low, high = 0, int(whole.max())
         if span * (high - low + 1) >= 1 << 62:
@@ -36,7 +36,7 @@ def packed(*columns: NDArray[np.generic]) -> Ints:
 
 
 def runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
-    """The place of each row's key among the keys in order; a row of each key; and how many rows each has."""
+    """Return each row's key index in sorted order, a row of each key, and the number of rows of each key."""
     if not len(keys):
         return keys, keys, keys
     _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
@@ -47,18 +47,18 @@ def runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
 class Rows:
     """Calls, rank after rank and by time within each."""
 
-    base: Ints  # equal where rows belong to the same series: a group, a kind, a step
-    place: NDArray[np.int32]  # of the rank
+    base: Ints  # equal for rows of one series: a group, a kind, a step
+    place: NDArray[np.int32]  # place of the rank
     end: Ints
     bytes: Ints
 
 
 def settled(rows: Rows, movable: NDArray[np.bool_]) -> tuple[Ints, int]:
-    """The turn of each row in its rank's series, and how many series had different lengths on different ranks.
+    """Return the position of each row in its rank's series, and the number of series with different lengths.
 
-    Those are moved against the others where that is allowed: a recording may begin or end in the middle of a step.
+    Such series are shifted if `movable` allows it: a recording may begin or end within a step.
     """
-    order = np.argsort(rows.base, kind="stable")  # rows of a series lie together: rank by rank, each by time
+    order = np.argsort(rows.base, kind="stable")  # sorted by series: rank by rank, each by time
     base, place = rows.base[order], rows.place[order]
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = (base[1:] != base[:-1]) | (place[1:] != place[:-1])
@@ -81,7 +81,7 @@ def settled(rows: Rows, movable: NDArray[np.bool_]) -> tuple[Ints, int]:
 
 
 def _move(rows: Rows, parts: list[Ints], turn: Ints) -> None:
-    """Shift the turns of ranks whose series is not as long as most are."""
+    """Shift the positions of ranks whose series is not as long as most are."""
     lengths = np.array([len(part) for part in parts])
     values, counts = np.unique(lengths, return_counts=True)
     usual = int(values[np.argmax(counts)])
@@ -94,7 +94,7 @@ def _move(rows: Rows, parts: list[Ints], turn: Ints) -> None:
 
 
 def _likeness(rows: Rows, model: Ints, part: Ints, shift: int) -> tuple[int, float, int]:
-    """How well a series fits another from some turn on: by sizes, then by how evenly their ends lie apart."""
+    """Return how well a series matches another one at a shift: by sizes, then by how constant their offset in time is."""
     begin, stop = max(shift, 0), min(len(model), len(part) + shift)
     mine, other = part[begin - shift : stop - shift], model[begin:stop]
     same = (rows.bytes[mine] == rows.bytes[other]) & (rows.bytes[mine] != NONE)

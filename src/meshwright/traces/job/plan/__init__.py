@@ -1,5 +1,5 @@
-"""What the plan predicted beside what was measured.
+"""Comparison of a plan's prediction with measurements.
 
-- `against_plan`: what a plan promised beside what was measured, and what to do about the difference
-- `predicted`: what a plan promised, in the words that traces are told in
+- `against_plan`: compare a plan's prediction with its run, and suggest what to do about the difference
+- `predicted`: a plan's prediction in terms of traces
 """

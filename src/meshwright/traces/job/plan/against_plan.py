@@ -1,4 +1,4 @@
-"""What a plan promised beside what was measured, and what to do about the difference."""
+"""Compare a plan's prediction with its run, and suggest what to do about the difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.traces.job.steps import by_step, unmarked
 from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.rank.kernel_classes import CLASSES as KERNELS
 
-# Parts of StepParts that each part of a promise is held against, and classes of kernels for classes of operators.
+# Parts of StepParts that each predicted part is compared with, and classes of kernels for classes of operators.
 MEASURED = {
     "compute": ("compute",), "exposed": ("transfer",), "waiting": ("waiting",), "bubble": ("bubble",),
     "host": ("host_bound", "idle"), "copies": ("copies",),
@@ -25,12 +25,12 @@ KINDS = {
     "norms": ("normalisation",),
     "optimizer": ("optimizer",),
 }
-OFF = 0.05  # of the step, or of the quantity: smaller differences are within what a model of costs can promise
+OFF = 0.05  # share of the step, or of the quantity: smaller differences are within the cost model's accuracy
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds per step, or bytes."""
+    """Predicted and measured value: seconds per step, or bytes."""
 
     name: str
     predicted: float
@@ -38,36 +38,36 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted; 0 where nothing was predicted."""
+        """Ratio of measured to predicted; 0 if nothing was predicted."""
         return self.measured / self.predicted if self.predicted else 0.0
 
 
 @dataclass(frozen=True)
 class GroupPair:
-    """One device group: the devices of one stage, or of several that share them."""
+    """Comparison of one device group: the devices of one stage, or of several that share them."""
 
     pipeline: int
     group: int
-    ranks: tuple[int, ...]  # those of it whose traces are there
-    parts: tuple[Pair, ...]  # of the step; each side adds up to it
-    classes: tuple[Pair, ...]  # what computing was spent on
-    memory: Pair | None  # bytes of tensors on the fullest rank; None where allocations were not recorded
+    ranks: tuple[int, ...]  # ranks of the group that have traces
+    parts: tuple[Pair, ...]  # parts of the step; each side adds up to it
+    classes: tuple[Pair, ...]  # classes of computing
+    memory: Pair | None  # bytes of tensors on the rank with the highest peak; None if allocations were not recorded
 
 
 @dataclass(frozen=True)
 class Against:
-    """A plan and its run."""
+    """Comparison of a plan with its run."""
 
     step: Pair
     groups: tuple[GroupPair, ...]
-    suggestions: tuple[str, ...]  # the one that may save most first
-    notes: tuple[str, ...]  # why something could not be compared; all of it, where there are no groups
+    suggestions: tuple[str, ...]  # the largest saving first
+    notes: tuple[str, ...]  # why something could not be compared; the only content if there are no groups
 
 
 def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -> Against:
-    """Predicted against measured. Process i of the run works on the i-th device that the plan uses.
+    """Compare predictions with measurements. Rank i of the run works on the i-th device that the plan uses.
 
-    `job` is what the ranks say together, where it is known already.
+    `job` is the comparison of the ranks, if it has been made already.
     """
     job = job or across(facts)
     found, promises = promised(plan)
@@ -77,7 +77,7 @@ def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -
     lengths = job.parts.length[job.parts.present.all(axis=1)] if job.parts.length.size else job.parts.length
     step = Pair("step", found.step_seconds, float(np.median(lengths.mean(axis=0))) * 1e-9 if lengths.size else 0.0)
     if other := _other_job(facts, job, plan):
-        return Against(step, (), (), (other,))  # side by side they would mean nothing
+        return Against(step, (), (), (other,))  # a comparison would mean nothing
     groups, notes = [], []
     for promise in promises:
         ranks = tuple(rank for device in promise.devices if (rank := rank_of[device]) in place_of)
@@ -89,7 +89,7 @@ def compare(facts: Sequence[RankFacts], plan: Plan, job: Across | None = None) -
 
 
 def _other_job(facts: Sequence[RankFacts], job: Across, plan: Plan) -> str:
-    """Why the traces cannot be of this plan's run; "" where they can."""
+    """Return why the traces cannot be of this plan's run, or ""."""
     worlds = {one.world_size for one in facts if one.world_size}
     if worlds and plan.devices not in worlds:
         told = f"of a job of {max(worlds)} rank{'s' * (max(worlds) != 1)}"
@@ -104,7 +104,7 @@ def _other_job(facts: Sequence[RankFacts], job: Across, plan: Plan) -> str:
 def _group(
     facts: Sequence[RankFacts], job: Across, promise: Promise, ranks: tuple[int, ...], places: list[int]
 ) -> GroupPair:
-    """A mean over the group's ranks of the median over steps."""
+    """Return the group's mean over ranks of the median over steps."""
     parts = []
     for name in PARTS:
         spent = sum(getattr(job.parts, part)[places] for part in MEASURED[name])
@@ -131,7 +131,7 @@ def _name(pipeline: int, group: int, pipelines: int) -> str:
 
 
 def _suggestions(step: Pair, groups: list[GroupPair], plan: Plan) -> tuple[str, ...]:
-    """Each with the seconds of a step that it is about."""
+    """Return suggestions, sorted by the seconds of a step that they concern."""
     found = [
         *_slower_classes(step, groups),
         *_larger_parts(step, groups),
@@ -151,7 +151,7 @@ def _slower_classes(step: Pair, groups: list[GroupPair]) -> list[tuple[float, st
     for name in CLASSES if groups else ():
         row = _mean(groups, "classes", name)
         lost = row.measured - row.predicted
-        # What is slow in one stage alone is no matter of the device's rates.
+        # A class that is slow in one stage only is not due to the device's rates.
         alone = [_mean([group], "classes", name) for group in groups]
         least = min((one.ratio for one in alone if one.predicted), default=0.0)
         if least > 1 + OFF and lost > 0.01 * step.measured:
@@ -187,7 +187,7 @@ def _larger_parts(step: Pair, groups: list[GroupPair]) -> list[tuple[float, str]
 
 
 def _uneven(step: Pair, groups: list[GroupPair], plan: Plan) -> list[tuple[float, str]]:
-    """A stage that computes for longer than the others of its pipeline sets the pace of all."""
+    """Suggest rebalancing if a stage computes longer than the others of its pipeline, and so sets the pace."""
     found = []
     for pipeline in {group.pipeline for group in groups}:
         mine = {group.group: _mean([group], "parts", "compute") for group in groups if group.pipeline == pipeline}
@@ -209,7 +209,7 @@ def _uneven(step: Pair, groups: list[GroupPair], plan: Plan) -> list[tuple[float
 
 
 def _memory(groups: list[GroupPair]) -> list[tuple[float, str]]:
-    """Of the group that is furthest above its promise."""
+    """Suggest remedies for the group whose memory exceeds its prediction most."""
     rows = [group.memory for group in groups if group.memory and group.memory.predicted]
     most = max(rows, key=lambda row: row.ratio, default=Pair("memory", 1.0, 1.0))
     if abs(most.ratio - 1) <= 3 * OFF:

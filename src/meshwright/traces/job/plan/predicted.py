@@ -1,4 +1,4 @@
-"""What a plan promised, in the words that traces are told in: seconds of a step per device group and part."""
+"""A plan's prediction in terms of traces: seconds of a step per device group and part."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from meshwright.plans import Plan
 from meshwright.plans.document import Pipeline
 from meshwright.plans.spans import alike, layers_of
 
-# Where what the cost model calls a part is found in a trace.
+# Parts of the cost model, by the part of a trace in which they are found.
 PART_OF = {
     "compute": "compute", "recompute": "compute", "tp": "exposed", "ring": "exposed", "ulysses": "exposed",
     "ep": "exposed", "zero": "exposed", "relayout": "exposed", "offload": "copies", "swap": "copies",
     "waiting": "waiting", "host": "host",
 }  # fmt: skip
 PARTS = ("compute", "exposed", "waiting", "bubble", "host", "copies")
-# Kinds of operators of the model -> classes that kernels are counted in.
+# Kinds of the model's operators -> classes of kernels.
 CLASS_OF = {"matmul": "products", "attention": "attention", "norm": "norms"}
 REST = "pointwise and others"
 CLASSES = ("products", "attention", "norms", REST, "optimizer")
@@ -31,18 +31,18 @@ CLASSES = ("products", "attention", "norms", REST, "optimizer")
 
 @dataclass(frozen=True)
 class Promise:
-    """One device group over one step; seconds and bytes."""
+    """Prediction for one device group over one step; seconds and bytes."""
 
     pipeline: int
     group: int
     devices: tuple[int, ...]  # of the cluster
     parts: dict[str, float]  # of PARTS; they add up to the step
-    classes: dict[str, float]  # of CLASSES: what computing is spent on; empty where the model tells no operators
-    memory: int  # of tensors, on the fullest device
+    classes: dict[str, float]  # of CLASSES: computing by class; empty if the model lists no operators
+    memory: int  # of tensors, on the device with the highest peak
 
 
 def promised(plan: Plan) -> tuple[Estimate, tuple[Promise, ...]]:
-    """The estimate of a plan, and what it says of each of its device groups.
+    """Return the estimate of a plan, and its prediction for each device group.
 
     >>> job = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32"}
     >>> found, groups = promised(Plan.of({**job, "pp": 2}))
@@ -77,13 +77,13 @@ def _parts(found: Estimate, time: PipelineTime, stages: list[int], group: int) -
     host = min(found.runtime.step_seconds, time.waiting)  # between two steps
     total["host"] += host
     total["waiting"] += time.waiting - host
-    # All else is waiting for other stages, or sending to them; and for pipelines that take longer.
+    # All else is waiting for other stages, or sending to them, and for longer pipelines.
     total["bubble"] = max(found.step_seconds - sum(total.values()), 0.0)
     return total
 
 
 def _classes(found: Estimate, pipeline: Pipeline, stages: list[int]) -> dict[str, float]:
-    """Seconds of computing by kind of operator, recomputation included."""
+    """Return seconds of computing by kind of operator, recompute included."""
     job, runtime = found.job, found.runtime.switched(found.plan.overlap)
     constants = seen_in(job.cluster, DEFAULT)
     total: dict[str, float] = defaultdict(float)

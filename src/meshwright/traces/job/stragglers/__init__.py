@@ -1,8 +1,8 @@
-"""Slow ranks and links, and what they cost.
+"""Straggling ranks and links, and their cost.
 
-- `operation_records`: jobs that were recorded operation by operation, as the published straggler jobs are
-- `slow_links`: links
-- `slow_ranks`: which of several ranks that do the same are slower than the others, by how much, and since when
-- `stragglers`: stragglers
-- `what_if`: what if operations had taken as long as they should
+- `operation_records`: jobs recorded operation by operation, as the published straggler jobs are
+- `slow_links`: links on which the same collective takes longer than on others
+- `slow_ranks`: ranks that are slower than others with equal work, by how much, and since when
+- `stragglers`: stragglers of a job, their causes and their cost
+- `what_if`: simulation of a job without slow operations
 """

@@ -1,4 +1,4 @@
-"""Jobs that were recorded operation by operation, as the published straggler jobs are: who makes them slow, and by how much.
+"""Stragglers in jobs that were recorded operation by operation, as the published straggler jobs are.
 
 A folder has a `trace-NAME.parquet` per job: a row per operation of a worker, with the columns of `COLUMNS`.
 """
@@ -18,9 +18,9 @@ from meshwright.traces.job.stragglers.what_if import Floats, Operation, Program,
 from meshwright.traces.reading import Note
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
-SLOWEST = 0.03  # of all workers, at least one, are called the slowest
-MATTERS = 1.05  # a job that is slowed down by less has no straggler
-EXPLAINS = 0.5  # of the slow-down must go with what is named
+SLOWEST = 0.03  # share of all workers, at least one, that count as slowest
+MATTERS = 1.05  # a job with a smaller slow-down has no straggler
+EXPLAINS = 0.5  # share of the slow-down that a named cause must explain
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,29 +38,29 @@ class Records:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """What slows a job down. Slow-downs are factors: 1.5 means that steps take half as long again."""
+    """Result of a study of a job. Slow-downs are factors: 1.5 means that steps take half as long again."""
 
     name: str
     steps: int
     workers: int
     measured: float  # seconds of the mean step
-    simulated: float  # without what the hosts were late by
-    ideal: float  # with every operation as long as its kind usually is
+    simulated: float  # without delays of the hosts
+    ideal: float  # with every operation as long as is usual for its kind
     slowdown: float  # simulated / ideal
-    by_kind: tuple[tuple[str, float], ...]  # slow-down with only operations of this kind as recorded, the worst first
-    by_replica: tuple[float, ...]  # with only this data-parallel rank's
+    by_kind: tuple[tuple[str, float], ...]  # slow-down with only operations of this kind as recorded, largest first
+    by_replica: tuple[float, ...]  # with only this data-parallel rank's operations as recorded
     by_stage: tuple[float, ...]
     slowest: tuple[int, ...]  # ranks of the slowest workers
-    by_slowest: float  # share of the slow-down that goes with them: M_W
-    by_last_stage: float  # and with the last stage: M_S
+    by_slowest: float  # share of the slow-down that they explain: M_W
+    by_last_stage: float  # share that the last stage explains: M_S
     cause: str  # "worker", "stage" or ""
-    ranks: tuple[int, ...]  # that are named: the slow workers, or all of the slow stage
+    ranks: tuple[int, ...]  # named ranks: the slow workers, or all of the slow stage
     stage: int | None
     notes: tuple[Note, ...]
 
 
 def find_records(folder: str | Path) -> tuple[Path, ...]:
-    """The files of a folder that hold such records.
+    """Return the files of a folder that hold such records.
 
     >>> [path.name for path in find_records("tests/data/traces/straggler")]
     ['trace-AR.parquet', 'trace-ST.parquet']
@@ -69,7 +69,7 @@ def find_records(folder: str | Path) -> tuple[Path, ...]:
 
 
 def read_records(path: str | Path) -> Records:
-    """The records of a job; steps in which an operation is missing are left out, and that is noted."""
+    """Read the records of a job; steps with a missing operation are left out, with a note."""
     table = _table(Path(path))
     try:
         operations, inverse = _operations(table)
@@ -98,7 +98,7 @@ def read_records(path: str | Path) -> Records:
 
 
 def study(records: Records) -> RecordedJob:
-    """Slow-downs by what causes them, and the cause where one explains most of it.
+    """Compute slow-downs by cause, and the cause that explains most of it.
 
     >>> job = study(read_records("tests/data/traces/straggler/trace-ST.parquet"))
     >>> job.cause, job.stage, round(job.slowdown, 2), round(job.by_last_stage, 2)
@@ -142,7 +142,7 @@ def study(records: Records) -> RecordedJob:
 def _cause(
     slowdown: float, by_slowest: float, by_stage: list[float], score: Floats
 ) -> tuple[str, int | None, list[tuple[int, ...]]]:
-    """What explains most of the slow-down: workers before stages, since a slow worker also slows its stage."""
+    """Return the cause that explains most of the slow-down: workers before stages, since a slow worker slows its stage."""
     every = list(np.ndindex(*score.shape))
     if slowdown < MATTERS:
         return "", None, []
@@ -156,7 +156,7 @@ def _cause(
 
 
 def _of_workers(made: Program, replicas: int, workers: Iterable[tuple[int, ...]]) -> NDArray[np.bool_]:
-    """Which operations of which data-parallel ranks are those of some workers."""
+    """Return a mask of the operations and data-parallel ranks that belong to some workers."""
     chosen = np.zeros((len(made.operations), replicas), np.bool_)
     for replica, stage in workers:
         chosen[[one.stage == stage for one in made.operations], replica] = True
@@ -168,7 +168,7 @@ def _ranks(records: Records, workers: Iterable[tuple[int, ...]]) -> tuple[int, .
 
 
 def _operations(table: dict[str, NDArray[Any]]) -> tuple[list[Operation], NDArray[np.int64]]:
-    """The operations there are, and which each row is."""
+    """Return the distinct operations, and the operation of each row."""
     kinds, kind = np.unique(table["optype"], return_inverse=True)
     rows = np.stack([kind.reshape(-1), table["seq_id"].astype(np.int64), table["stage"].astype(np.int64)])
     found, inverse = np.unique(rows, axis=1, return_inverse=True)
@@ -186,7 +186,7 @@ def _parquet() -> Any:
 def _names(path: Path) -> list[str]:
     try:
         return list(_parquet().read_schema(path).names)
-    except (OSError, ValueError):  # pyarrow's own errors are these
+    except (OSError, ValueError):  # includes pyarrow's own errors
         return []
 
 

@@ -1,4 +1,4 @@
-"""Links: groups of ranks between which the same collective takes longer than between others."""
+"""Slow links: groups of ranks between which the same collective takes longer than between others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from meshwright.traces.job.stragglers.slow_ranks import SPREAD, SURE
 from meshwright.traces.rank.collectives import KINDS
 from meshwright.traces.rank.facts import RankFacts
 
-LEAST = 0.2  # of a transfer
-ENOUGH = 3  # groups that do the same, and calls of each
+LEAST = 0.2  # share of a transfer
+ENOUGH = 3  # minimum comparable groups, and calls of each
 
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Ranks between which data moves slowly."""
+    """Ranks between which transfers are slow."""
 
     ranks: tuple[int, ...]
     what: str  # the collective
-    slower: float  # than between other ranks
+    slower: float  # relative to other ranks
     extra: int  # nanoseconds per step
 
 
@@ -57,7 +57,7 @@ def slow_links(facts: Sequence[RankFacts], aligned: Aligned) -> tuple[SlowLink, 
 
 
 def _members(aligned: Aligned) -> Ints:
-    """A number per matched call that tells which ranks were in it: lowest and highest place and how many."""
+    """Return a number per matched call that identifies its ranks: lowest and highest place, and count."""
     matched = aligned.matched
     low, high = np.full(len(matched.group), len(matched.ranks)), np.full(len(matched.group), -1)
     np.minimum.at(low, matched.call, matched.place)

@@ -1,4 +1,4 @@
-"""Which of several ranks that do the same are slower than the others, by how much, and since when."""
+"""Find ranks that are slower than others with equal work, by how much, and since when."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 from meshwright.traces.job.collectives.ordering import Ints
 
 Floats = NDArray[np.float64]
-KEPT = 0.8  # of deviations: a spike in a fifth of the steps is no noise; of fewer than FEW, all
-SPREAD = 1.78  # standard deviations of a normal distribution in the mean of the least four fifths of its deviations
-MEDIAN = 1.2533  # how much less sure a median is than a mean
-SURE, SURER, SUREST = 6.0, 8.0, 10.0  # standard deviations that are no accident, by how well these are known
-FEW = 6  # steps; fewer do not tell them well
+KEPT = 0.8  # share of deviations that counts: a spike in a fifth of the steps is no noise; below FEW steps, all
+SPREAD = 1.78  # standard deviations of a normal distribution per mean of the least four fifths of its deviations
+MEDIAN = 1.2533  # standard error of a median, relative to a mean
+SURE, SURER, SUREST = 6.0, 8.0, 10.0  # standard deviations that are significant, by how well these are known
+FEW = 6  # steps; fewer do not determine deviations well
 ALONE = {2: 830.0, 3: 41.0, 4: 17.0, 5: 11.0}
 """By how many ranks tell what is usual, where there is one step: 1.3 times Student's t at 1/2000 (the worst is chosen)."""
 FEWEST = {(2, 2): 830.0, (2, 3): 41.0, (3, 1): 830.0, (3, 2): 830.0}
 """Likewise by ranks and steps where one or two differences are all that tells of noise: it must be next to none."""
-JUMP = 30.0  # how many times the variance of a step a change must explain to be one
-SHORTEST = 3  # steps that a change must last
+JUMP = 30.0  # factor by which a change must exceed the variance of a step
+SHORTEST = 3  # minimum steps that a change must last
 
 
 @dataclass(frozen=True, eq=False)
 class Slow:
-    """One value per rank."""
+    """Slow ranks: one value per rank."""
 
     sure: NDArray[np.bool_]
-    level: Floats  # how much larger its values are than those of its peers, from `since` on
-    since: Ints  # the place of the first slow step; 0 for slow from the start
+    level: Floats  # excess of its values over those of its peers, from `since` on
+    since: Ints  # index of the first slow step; 0 if slow from the start
 
 
 def excess(values: Floats) -> Floats:
-    """[ranks, steps]: what each rank has over the median of those that are alike; of two, over the other.
+    """Return [ranks, steps]: each rank's excess over the median of its peers; of two, over the other.
 
     >>> excess(np.array([[1.0], [1.0], [4.0]])).tolist(), excess(np.array([[1.0], [4.0]])).tolist()
     ([[0.0], [0.0], [3.0]], [[-3.0], [3.0]])
@@ -45,7 +45,7 @@ def excess(values: Floats) -> Floats:
 
 
 def alike(usual: Floats) -> NDArray[np.bool_]:
-    """Who is held to be as one should be: all, but where a gap parts slow ranks, at most half, those below it.
+    """Return True for normal ranks: all, or those below a gap that separates at most half as slow.
 
     >>> alike(np.array([1.0, 1.3, 1.0, 1.3])).tolist(), alike(np.array([1.0, 1.1, 1.2, 1.3])).tolist()
     ([True, False, True, False], [True, True, True, True])
@@ -59,9 +59,9 @@ def alike(usual: Floats) -> NDArray[np.bool_]:
 
 
 def slow(over: Floats, least: float) -> Slow:
-    """Ranks whose values lie over those of their peers, by at least `least` and more than noise explains.
+    """Find ranks whose values exceed those of their peers by at least `least` and by more than noise.
 
-    Noise is seen twice: from step to step, and between ranks that are all alike.
+    Noise has two sources: variation from step to step, and differences between normal ranks.
 
     >>> found = slow(np.array([[0.0, 0.01, -0.01, 0.0, 0.01, 0.0]] * 4 + [[0.0, 0.01, 0.2, 0.21, 0.19, 0.2]]), 0.04)
     >>> found.sure.tolist(), int(found.since[4]), round(float(found.level[4]), 2)
@@ -83,20 +83,20 @@ def slow(over: Floats, least: float) -> Slow:
     times[:] = FEWEST.get((ranks, steps), times)
     sure = level >= np.maximum(least, times * np.maximum(noise, _between(usual)))
     if ranks == 2 and steps == 1:
-        sure[:] = False  # nothing tells what is usual
+        sure[:] = False  # the normal value is unknown
     return Slow(sure, level, since)
 
 
 def _own(deviations: Floats) -> Floats:
-    """Each rank's noise from step to step. Of two, one mirrors the other, where a rise that is known looks like noise."""
+    """Return each rank's noise from step to step. Of two, one mirrors the other, and a known rise looks like noise."""
     own = _spread(deviations)
     return np.full(2, own.min()) if len(own) == 2 else own
 
 
 def _spread(deviations: Floats) -> Floats:
-    """[..., many] deviations from what is usual: their standard deviation, whatever the largest fifth of them are.
+    """Return the standard deviation of [..., many] deviations, regardless of their largest fifth.
 
-    A median of so few would be the least of two gaps, and by accident often next to nothing.
+    A median of so few would be the lesser of two gaps, and often almost zero by chance.
     """
     many = deviations.shape[-1]
     kept = np.sort(np.abs(deviations))[..., : many if many < FEW else math.ceil(KEPT * many)]
@@ -104,7 +104,7 @@ def _spread(deviations: Floats) -> Floats:
 
 
 def _between(usual: Floats) -> Floats:
-    """How much the others differ among each other, for each rank: of three, a slow one would count as noise itself."""
+    """Return the spread among the other ranks, for each rank: of three, a slow one would itself count as noise."""
     if len(usual) < 3:
         return np.zeros(len(usual))
     if len(usual) == 3:
@@ -115,7 +115,7 @@ def _between(usual: Floats) -> Floats:
 
 
 def _changes(over: Floats) -> Ints:
-    """The step from which each rank's values lie clearly higher than before; 0 where there is none."""
+    """Return the step from which each rank's values are clearly higher than before; 0 if there is none."""
     ranks, steps = over.shape
     if steps < 2 * SHORTEST:
         return np.zeros(ranks, np.int64)
@@ -135,7 +135,7 @@ def _changes(over: Floats) -> Ints:
 
 
 def _without_spikes(values: Floats) -> Floats:
-    """Medians of three neighbours: one odd step is no change."""
+    """Return medians of three neighbours, so that one odd step is no change."""
     wide = np.concatenate([values[:, :1], values, values[:, -1:]], axis=1)
     middle: Floats = np.median(np.stack([wide[:, :-2], wide[:, 1:-1], wide[:, 2:]]), axis=0)
     return middle

@@ -1,4 +1,4 @@
-"""Stragglers: which rank is slow, in what, since which step, and what that costs. Nobody where all are alike."""
+"""Stragglers: which rank is slow, in what, since which step, and at what cost. None if all ranks are alike."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from meshwright.traces.job.stragglers.slow_ranks import Slow, excess, slow
 from meshwright.traces.rank.facts import RankFacts
 from meshwright.traces.rank.kernel_classes import CLASSES
 
-# What slow ranks cost: by how much a step would be shorter if they were as fast as their peers.
+# Cost of slow ranks: by how much a step would be shorter if they were as fast as their peers.
 
 
 NOBODY = np.iinfo(np.int64).min
 
 
 def costs_of(facts: Sequence[RankFacts], job: Across, places: Ints, steps: Ints, most: float) -> int:
-    """Nanoseconds of a step that others only waited for these ranks, in the mean of some steps: at most `most`.
+    """Return the nanoseconds of a step that others only waited for these ranks: the mean of some steps, at most `most`.
 
-    In every collective that one of them was the last to join, the others could have begun when the last of the others
-    was there. Ranks of one finding are late side by side, not one after the other: the one that delays most counts.
+    In every collective that one of them joined last, the others could have started when the last of the others arrived.
+    Ranks of one finding are late in parallel: the largest delay counts.
     """
     aligned, matched = job.aligned, job.aligned.matched
     others = ~np.isin(matched.place, places)
@@ -46,40 +46,40 @@ def costs_of(facts: Sequence[RankFacts], job: Across, places: Ints, steps: Ints,
         chosen = tells[mine] & np.isin(numbers, job.parts.numbers[steps])
         if chosen.any():
             gains.append(ahead[mine[chosen]].sum() / len(np.unique(numbers[chosen])))
-    if not gains:  # no call tells: by computing alone
+    if not gains:  # no call shows it: use computing alone
         compute = job.parts.compute[:, steps].mean(axis=1)
         gains.append(max(compute[places].max() - np.delete(compute, places).max(initial=0.0), 0.0))
     return int(min(most, max(gains)))
 
 
-LEAST = 0.04  # of a rank's own work
+LEAST = 0.04  # share of a rank's own work
 LEAST_OF_STEP = 0.01
-ALIKE = 0.02  # by how much numbers of kernels of ranks that do the same may differ
+ALIKE = 0.02  # relative difference between kernel counts of ranks with equal work
 EVERYTHING = "all computing"
-SAME = 0.25  # ranks whose slowness differs by less than this share are slow by the same
-CONTRIBUTES = 0.1  # of a rank's computing, or of what it is slower by: classes with less do not matter
+SAME = 0.25  # ranks whose slowness differs by less than this share count as equally slow
+CONTRIBUTES = 0.1  # share of a rank's computing, or of its excess: smaller classes are ignored
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank, ranks that are slow for the same reason, or all ranks of a stage or link, that others wait for."""
+    """Straggler: one rank, ranks that are slow for the same reason, or all ranks of a stage or link."""
 
     ranks: tuple[int, ...]
     cause: (
         str  # "compute", "host" (issues its work late), "link" (moves data slowly), "stage" (has more work than others)
     )
     where: str  # the classes of kernels; the collective of a slow link; "" otherwise
-    slower: float  # than its peers: of its computing, of the transfer; for "host", of the step
-    since: int | None  # number of the first slow step; None for from the start
-    extra: int  # nanoseconds per step over its peers
-    costs: int  # nanoseconds that a step would be shorter by; from `since` on
+    slower: float  # relative to its peers' computing or transfer; for "host", to the step
+    since: int | None  # number of the first slow step; None: from the start
+    extra: int  # nanoseconds per step above its peers
+    costs: int  # nanoseconds that a step would be shorter, from `since` on
     stage: int | None = None
-    host: str = ""  # the machine that all of these ranks, and no others, are on; "" where there is none
+    host: str = ""  # the machine that has exactly these ranks, or ""
 
 
 @dataclass(frozen=True)
 class _One:
-    """A slow rank, before those that are slow together are found."""
+    """Slow rank, before ranks that are slow together are grouped."""
 
     place: int
     cause: str
@@ -87,18 +87,18 @@ class _One:
     slower: float
     since: int | None
     extra: float
-    most: float  # nanoseconds that it may cost
+    most: float  # maximum cost in nanoseconds
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    found: tuple[Straggler, ...]  # the costliest first
+    found: tuple[Straggler, ...]  # highest cost first
     step: int  # nanoseconds: the median step
-    compared: tuple[tuple[int, ...], ...]  # ranks that do the same and were held against each other
+    compared: tuple[tuple[int, ...], ...]  # groups of ranks with equal work that were compared
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All that are slow themselves: not those of stages that have more to do."""
+        """Ranks that are slow themselves: not those of stages with more work."""
         return tuple(sorted({rank for one in self.found if one.cause in ("compute", "host") for rank in one.ranks}))
 
 
@@ -137,7 +137,7 @@ def stragglers(facts: Sequence[RankFacts], job: Across) -> Stragglers:
 
 
 def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
-    """Places of ranks of the same stage that launch the same kernels equally often."""
+    """Yield places of ranks of the same stage that launch the same kernels equally often."""
     usual = np.median(times, axis=1) if times.size else np.zeros((len(times), len(CLASSES)))
     groups: list[list[int]] = []
     for place in np.flatnonzero(job.parts.present.any(axis=1)).tolist():
@@ -153,7 +153,7 @@ def _peers(times: Ints, job: Across) -> Iterator[list[int]]:
 
 
 def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64], step: int) -> list[_One]:
-    """Ranks whose kernels take longer than those of their peers, in one class or in all."""
+    """Find ranks whose kernels take longer than those of their peers, in one class or in all."""
     over = np.stack([excess(spent[:, :, place]) for place in range(len(CLASSES))], axis=2)
     measured = [_relative(spent.sum(axis=2)), *(_relative(spent[:, :, place]) for place in range(len(CLASSES)))]
     found = []
@@ -170,7 +170,7 @@ def _computing(job: Across, group: Ints, steps: Ints, spent: NDArray[np.float64]
 
 
 def _where(extra: NDArray[np.float64], usual: NDArray[np.float64]) -> tuple[str, float, float]:
-    """The classes that are slow, by how much of their usual time, and by how many nanoseconds.
+    """Return the slow classes, relative to their usual time, and in nanoseconds.
 
     >>> _where(np.array([15.0, 0.1] + [0.0] * 9), np.array([100.0, 30.0] + [0.0] * 9))
     ('attention', 0.15, 15.0)
@@ -189,7 +189,7 @@ def _where(extra: NDArray[np.float64], usual: NDArray[np.float64]) -> tuple[str,
 
 
 def _relative(values: NDArray[np.float64]) -> tuple[Slow, NDArray[np.float64]]:
-    """Who is slow by the share of its peers' time, and by how many nanoseconds each is in each step."""
+    """Return ranks that are slow relative to their peers, and each rank's excess in nanoseconds in each step."""
     over = excess(values)
     return slow(over / np.maximum(values - over, 1.0), LEAST), over
 
@@ -199,10 +199,10 @@ def _extra(over: NDArray[np.float64], seen: Slow, rank: int) -> float:
 
 
 def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[_One]:
-    """Ranks whose host issues work later than those of their peers, and that others therefore wait for."""
-    steps = steps[:-1] if len(steps) > 1 else steps  # what the host did late after the last was not recorded
+    """Find ranks whose host issues work later than those of their peers, so that others wait for them."""
+    steps = steps[:-1] if len(steps) > 1 else steps  # host delays after the last step were not recorded
     late = job.parts.host_bound[np.ix_(group, steps)].astype(np.float64)
-    # all communication: what a late rank pushes back loses, on the others, the computing that it was hidden behind
+    # all communication: the delay of a late rank is, on the others, computing that no longer overlaps with it
     parts = job.parts.waiting + job.parts.bubble + job.parts.transfer
     waits = parts[np.ix_(group, steps)].astype(np.float64)
     over = excess(late)
@@ -220,7 +220,7 @@ def _hosts(job: Across, group: Ints, steps: Ints, step: int) -> list[_One]:
 
 
 def _together(facts: Sequence[RankFacts], job: Across, steps: Ints, every: list[_One]) -> list[Straggler]:
-    """One finding of the ranks that are slow for the same reason: in the same, by as much, since when, and where."""
+    """Group ranks that are slow for the same reason: the same kind, amount, start and place."""
     groups: list[list[_One]] = []
     for one in sorted(every, key=lambda one: one.slower):
         for group in groups:
@@ -255,7 +255,7 @@ def _straggler(facts: Sequence[RankFacts], job: Across, steps: Ints, group: list
 
 
 def _stages(job: Across, spent: Ints, step: int) -> list[Straggler]:
-    """Stages whose ranks all compute longer than those of other stages: the model is not divided evenly."""
+    """Find stages whose ranks all compute longer than those of other stages: the model is divided unevenly."""
     stage = np.array([-1 if one is None else one for one in job.pipeline.stage])
     stage[~job.parts.present.any(axis=1)] = -1
     every = [np.flatnonzero(stage == number) for number in range(job.pipeline.stages)]

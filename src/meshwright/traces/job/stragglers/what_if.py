@@ -1,8 +1,9 @@
-"""What if operations had taken as long as they should: a step of a pipelined, data-parallel job, simulated.
+"""Simulate a step of a pipelined, data-parallel job as if operations had taken as long as they should.
 
-The method of "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin and others, OSDI 2025): an
-operation begins when those before it on its worker have ended; a collective or a message moves its data once all who take
-part have begun; everything else keeps its order. Times are seconds; arrays are [operations, data-parallel ranks, steps].
+The method is that of "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin and others, OSDI
+2025). An operation starts when those before it on its worker have ended. A collective or message transfers its data
+once all its ranks have started. Everything else keeps its order. Times are seconds; arrays are [operations,
+data-parallel ranks, steps].
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ GATHER, SCATTER, CLIP, EMBEDDING = (
     "optimizer-clip-main-grad",
     "embedding-grads-all-reduce",
 )
-AFTER = ("gc", "layernorm-grads-all-reduce", EMBEDDING, SCATTER, CLIP, "optimizer")  # what follows the last backward
+AFTER = ("gc", "layernorm-grads-all-reduce", EMBEDDING, SCATTER, CLIP, "optimizer")  # after all backward passes
 COMPUTES = (FORWARD, BACKWARD, "gc", "optimizer")
 KINDS = {*COMPUTES, *MESSAGES, *(other for other, _ in MESSAGES.values()), GATHER, *AFTER}
-WRONG_ORDER = 0.01  # seconds: a transfer that ends so long before all have begun was none
+WRONG_ORDER = 0.01  # seconds: a transfer that ends this long before all have started was none
 
 
 @dataclass(frozen=True, order=True)
 class Operation:
-    """One operation of a step, the same for every data-parallel rank."""
+    """Operation of a step, the same for every data-parallel rank."""
 
     kind: str
-    turn: int  # the how manieth of its kind on its stage
+    turn: int  # index among its kind on its stage
     stage: int
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operations, what each has to wait for, and which end together."""
+    """Operations with their dependencies, and groups that end together."""
 
     operations: tuple[Operation, ...]
-    after: tuple[tuple[int, ...], ...]  # of each operation: those that must have ended before it begins
-    nodes: tuple[tuple[int, ...], ...]  # operations that end together, in an order that can be computed
-    meets: NDArray[np.bool_]  # of each node: whether it moves data between workers
-    joint: NDArray[np.bool_]  # of each node: whether all data-parallel ranks take part in one
+    after: tuple[tuple[int, ...], ...]  # of each operation: those that must have ended before it starts
+    nodes: tuple[tuple[int, ...], ...]  # groups of operations that end together, in topological order
+    meets: NDArray[np.bool_]  # of each node: True if it moves data between workers
+    joint: NDArray[np.bool_]  # of each node: True if all data-parallel ranks take part in one
 
 
 def program(first: Mapping[Operation, float]) -> Program:
-    """The program of a step, from when each operation began on one data-parallel rank."""
+    """Build the program of a step from the start of each operation on one data-parallel rank."""
     strange = sorted({operation.kind for operation in first} - KINDS)
     if strange:
         raise InputError(f"unknown kind of operation {strange[0]!r}", field="optype", valid=", ".join(sorted(KINDS)))
@@ -80,7 +81,7 @@ def program(first: Mapping[Operation, float]) -> Program:
 
 
 def _on_stage(first: Mapping[Operation, float], stage: int) -> Iterable[tuple[Operation, Operation]]:
-    """Pairs of operations of a stage of which one must wait for the other."""
+    """Yield pairs of operations of a stage, of which the second must wait for the first."""
     mine = sorted((one for one in first if one.stage == stage), key=lambda one: (first[one], one.turn, one.kind))
     kinds: dict[str, list[Operation]] = {}
     for one in sorted(mine, key=lambda one: one.turn):
@@ -98,7 +99,7 @@ def _on_stage(first: Mapping[Operation, float], stage: int) -> Iterable[tuple[Op
         yield from zip(computing, kinds.get(receives, [])[1:], strict=False)
     if GATHER in kinds:
         yield kinds[GATHER][-1], kinds[FORWARD][0]
-    # Gradients are awaited from the last forward but one on: what comes before it is still to be sent.
+    # Gradients are awaited from the second-last forward pass on: what comes before it is still to be sent.
     lead = next(place for place, one in enumerate(compute) if one.kind == BACKWARD)
     if lead >= 2:
         for kind in ("backward-recv", "backward-send"):
@@ -106,7 +107,7 @@ def _on_stage(first: Mapping[Operation, float], stage: int) -> Iterable[tuple[Op
 
 
 def _groups(first: Mapping[Operation, float], stages: int) -> list[list[Operation]]:
-    """Operations of different stages that are one message or collective; also those of data-parallel ranks alone."""
+    """Return operations of different stages that are one message or collective, and collectives of data-parallel ranks."""
     groups = []
     for one in first:
         if one.kind in MESSAGES:
@@ -123,7 +124,7 @@ def _groups(first: Mapping[Operation, float], stages: int) -> list[list[Operatio
 
 
 def _ordered(after: Mapping[Operation, set[Operation]], groups: list[list[Operation]]) -> list[tuple[Operation, ...]]:
-    """Nodes such that each comes after all that its operations wait for."""
+    """Return nodes in topological order."""
     node_of = {one: tuple(group) for group in groups for one in group}
     node_of |= {one: (one,) for one in after if one not in node_of}
     waits = {node: {node_of[before] for one in node for before in after[one]} for node in node_of.values()}
@@ -132,7 +133,7 @@ def _ordered(after: Mapping[Operation, set[Operation]], groups: list[list[Operat
         for before in befores:
             follows.setdefault(before, []).append(node)
     ready = sorted(node for node, befores in waits.items() if not befores)
-    for node in ready:  # grows while it is walked
+    for node in ready:  # the list grows while it is iterated
         for later in follows.get(node, ()):
             waits[later].discard(node)
             if not waits[later]:
@@ -143,7 +144,7 @@ def _ordered(after: Mapping[Operation, set[Operation]], groups: list[list[Operat
 
 
 def transfers(program: Program, starts: Floats, ends: Floats) -> Floats:
-    """How long each operation takes once it can go on: from when all have begun, for what moves data."""
+    """Return the duration of each operation once it can run: transfers count from when all ranks have started."""
     took = ends - starts
     for node, meets, joint in zip(program.nodes, program.meets, program.joint, strict=True):
         if meets:
@@ -153,7 +154,7 @@ def transfers(program: Program, starts: Floats, ends: Floats) -> Floats:
 
 
 def simulate(program: Program, took: Floats) -> Floats:
-    """Seconds of each step, [steps], if operations take so long."""
+    """Return the seconds of each step, [steps], for given durations of operations."""
     ends = np.zeros_like(took)
     for node, meets, joint in zip(program.nodes, program.meets, program.joint, strict=True):
         members = list(node)
@@ -169,7 +170,7 @@ def _begun(starts: Floats, joint: bool) -> Floats:
 
 
 def ideal(program: Program, took: Floats) -> Floats:
-    """Every operation as long as its kind usually is: the mean of computing, the median of what moves data."""
+    """Return ideal durations: of each kind the mean of computing, and the median of transfers."""
     out = np.empty_like(took)
     kinds = np.array([one.kind for one in program.operations])
     for kind in np.unique(kinds):
@@ -180,22 +181,22 @@ def ideal(program: Program, took: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """Steps as recorded, as they should be, and anything between."""
+    """Steps as recorded, ideal, and anything between."""
 
     program: Program
     took: Floats
     even: Floats
-    now: float  # seconds of the mean step as recorded, less what hosts were late by
+    now: float  # seconds of the mean step as recorded, without delays of hosts
     best: float
 
     def only(self, chosen: Any) -> float:
-        """The slow-down if all but the chosen operations were ideal."""
+        """Return the slow-down if all but the chosen operations were ideal."""
         changed = self.even.copy()
         changed[chosen] = self.took[chosen]
         return float(simulate(self.program, changed).mean()) / self.best
 
     def without(self, chosen: Any) -> float:
-        """The share of the slow-down that goes if the chosen operations were ideal."""
+        """Return the share of the slow-down that vanishes if the chosen operations are ideal."""
         changed = self.took.copy()
         changed[chosen] = self.even[chosen]
         gained = self.now - float(simulate(self.program, changed).mean())
@@ -203,7 +204,7 @@ class WhatIf:
 
 
 def what_if(program: Program, starts: Floats, ends: Floats) -> WhatIf:
-    """The what-ifs of a job that was recorded so."""
+    """Return the what-if analysis of a recorded job."""
     took = transfers(program, starts, ends)
     even = ideal(program, took)
     now, best = (float(simulate(program, one).mean()) for one in (took, even))

@@ -1,4 +1,4 @@
-"""What held a device's memory at its fullest moment: allocations that were live then, by who had made them."""
+"""Holders of a device's memory at its peak: live allocations by the code that made them."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from meshwright.traces.rank.modules.modules import kind_of, scopes_of
 from meshwright.traces.reading import NONE, Trace
 
 Ints = NDArray[np.int64]
-MOST = 20  # holders that are kept
+MOST = 20  # maximum number of holders
 POINTS = 500  # of the timeline
 MAKES_ROOM = re.compile(r"aten::(?:empty|new_empty|resize|zeros|new_zeros|ones|full)")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Live allocations that one operator made inside one part of the model."""
+    """Live allocations of one operator in one part of the model."""
 
-    operator: str  # "" where none was open
-    part: str  # modules, annotations or functions, as a path without the numbers of instances; "" where none was open
+    operator: str  # "" if none was open
+    part: str  # modules, annotations or functions, as a path without instance numbers; "" if none was open
     bytes: int
     blocks: int
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The fullest moment of a rank's fullest device, inside the recorded window. Bytes, and nanoseconds since the epoch."""
+    """Peak of the device with the highest peak, in the recorded window. Bytes, and nanoseconds since the epoch."""
 
     device: int
     time: int
-    allocated: int  # in use then; what the window's own events add up to where the trace has no totals
-    reserved: int  # by the allocator then, -1 where not told
-    before: int  # of `allocated`: from before the window, so by whom is not known; -1 where blocks cannot be followed
+    allocated: int  # in use then; the sum of the window's own events if the trace has no totals
+    reserved: int  # by the allocator then, -1 if unknown
+    before: int  # part of `allocated` from before the window, of unknown origin; -1 if blocks cannot be followed
     holders: tuple[Holder, ...]  # of the rest, the largest MOST
-    times: Ints  # the timeline: the fullest moment of each of at most POINTS parts of the window
+    times: Ints  # timeline: the peak of each of at most POINTS parts of the window
     in_use: Ints  # bytes at these times
 
 
 def held_at_peak(trace: Trace, work: Issued) -> Held | None:
-    """None where allocations of devices were not recorded."""
+    """Return the holders at the peak, or None if device allocations were not recorded."""
     memory = trace.memory
     mine = np.flatnonzero((memory.device_type != ON_HOST) & (memory.bytes != NONE))
     if not len(mine):
@@ -81,10 +81,10 @@ def _fullest(trace: Trace, work: Issued, mine: Ints) -> Held:
 
 
 def _live(address: Ints, size: Ints, peak: int) -> Ints:
-    """Places of the allocations up to `peak` whose block was not freed up to then; all in order of time."""
+    """Return indices of allocations up to `peak` whose block was not freed by then; all in order of time."""
     order = np.argsort(address[: peak + 1], kind="stable")
     last = np.append(address[order[1:]] != address[order[:-1]], True) if len(order) else order.astype(np.bool_)
-    ends = order[last]  # what happened last to each block
+    ends = order[last]  # the last event of each block
     return np.sort(ends[size[ends] > 0])
 
 
@@ -113,7 +113,7 @@ def _holders(trace: Trace, work: Issued, live: Ints) -> tuple[Holder, ...]:
 
 
 def _makers(trace: Trace, work: Issued, place: Ints) -> Ints:
-    """Operators that only make room say nothing: the one that they are called by does."""
+    """Return the operator of each allocation: operators that only allocate are replaced by their caller."""
     spans = work.operators
     silent = np.array([MAKES_ROOM.match(text) is not None for text in trace.texts], np.bool_)[
         trace.events.name[spans.rows]
@@ -125,7 +125,7 @@ def _makers(trace: Trace, work: Issued, place: Ints) -> Ints:
 
 
 def _thinned(values: Ints) -> Ints:
-    """The place of the largest value in each of at most POINTS equal parts."""
+    """Return the index of the largest value in each of at most POINTS equal parts."""
     if len(values) <= POINTS:
         return np.arange(len(values))
     part = np.arange(len(values)) * POINTS // len(values)

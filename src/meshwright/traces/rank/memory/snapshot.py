@@ -1,6 +1,6 @@
-"""Memory that PyTorch wrote down beside a trace: snapshots of its allocator, and timelines by category.
+"""PyTorch's memory files beside a trace: snapshots of its allocator, and timelines by category.
 
-A snapshot is a pickle, which could run anything: only lists, tuples, dictionaries, texts and numbers are let in.
+A snapshot is a pickle, which could run any code: only lists, tuples, dictionaries, texts and numbers are accepted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from meshwright.errors import InputError
 
-MOST = 20  # holders that are kept
-# How torch numbers the categories of a timeline.
+MOST = 20  # maximum number of holders
+# torch's numbers of the categories of a timeline.
 CATEGORIES = (
     "parameter",
     "optimizer state",
@@ -35,25 +35,25 @@ LIBRARY = ("torch/", "site-packages/", "dist-packages/")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The fullest moment of one device. Bytes, as they were asked for: before the allocator rounds them up."""
+    """Peak of one device. Bytes as requested: before the allocator rounds them up."""
 
     device: int
-    peak: int  # in use at the fullest moment of the recorded history
+    peak: int  # in use at the peak of the recorded history
     reserved: int  # by the allocator when the snapshot was taken
     in_use: int  # when the snapshot was taken
-    holders: tuple[tuple[str, int, int], ...]  # at the fullest moment: line of Python, bytes, blocks; the largest MOST
+    holders: tuple[tuple[str, int, int], ...]  # at the peak: line of Python, bytes, blocks; the largest MOST
     events: int
 
 
 class _Plain(pickle.Unpickler):
-    """Containers, texts and numbers alone."""
+    """Unpickler of containers, texts and numbers only."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise InputError(f"asks for {module}.{name}, which a snapshot does not need", valid=VALID)
 
 
 def read_snapshot(path: str | Path) -> tuple[Snapshot, ...]:
-    """Of each device that a snapshot tells of."""
+    """Read a snapshot, and return the peak of each device."""
     try:
         with open(path, "rb") as file:
             loaded = _Plain(file).load()
@@ -84,14 +84,14 @@ def read_snapshot(path: str | Path) -> tuple[Snapshot, ...]:
 
 
 def _device(device: int, segments: list[dict[str, Any]], history: list[dict[str, Any]]) -> Snapshot:
-    """Backwards from what was live at the end: each allocation that is undone was not there before it."""
+    """Replay the history backwards from the blocks live at the end: undoing an allocation removes it."""
     mine = [segment for segment in segments if segment.get("device", 0) == device]
     live: dict[int, tuple[int, list[Any]]] = {}
     for segment in mine:
         at = segment["address"]
         for block in segment["blocks"]:
             if block["state"].startswith("active"):
-                asked = block.get("requested_size", block["size"])  # the history counts what was asked for, too
+                asked = block.get("requested_size", block["size"])  # the history counts requested bytes, too
                 live[block.get("address", at)] = (asked, block.get("frames") or _old_frames(block))
             at += block["size"]
     in_use = total = peak = sum(size for size, _ in live.values())
@@ -106,7 +106,7 @@ def _device(device: int, segments: list[dict[str, Any]], history: list[dict[str,
             live.pop(event["addr"], None)
         elif event["action"] == "free_completed":
             live[event["addr"]] = (event["size"], [])
-    for event in history[:at_peak]:  # frames are written where a block is allocated
+    for event in history[:at_peak]:  # frames are recorded where a block is allocated
         if event["action"] == "alloc" and event["addr"] in live:
             live[event["addr"]] = (live[event["addr"]][0], event.get("frames") or [])
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -123,13 +123,13 @@ def _device(device: int, segments: list[dict[str, Any]], history: list[dict[str,
 
 
 def _old_frames(block: dict[str, Any]) -> list[Any]:
-    """Before torch 2.1, frames were kept in a block's history."""
+    """Return frames from a block's history, where torch before 2.1 kept them."""
     history = block.get("history") or [{}]
     return list(history[0].get("frames") or [])
 
 
 def _line(frames: list[dict[str, Any]]) -> str:
-    """The innermost line of the program itself, else of Python at all."""
+    """Return the innermost line of the program itself, else of any Python code."""
     python = [frame for frame in frames if str(frame.get("filename", "")).endswith(".py")]
     own = [frame for frame in python if not any(part in frame["filename"] for part in LIBRARY)]
     for frame in [*own, *python][:1]:
@@ -139,7 +139,7 @@ def _line(frames: list[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Categories:
-    """The fullest moment of a timeline that `export_memory_timeline` wrote as raw JSON. Bytes."""
+    """Peak of a timeline that `export_memory_timeline` wrote as raw JSON. Bytes."""
 
     peak: int
     time: int  # nanoseconds since the epoch; -1 before the first event
@@ -147,7 +147,7 @@ class Categories:
 
 
 def read_timeline(path: str | Path) -> Categories:
-    """A timeline by categories: a list of [time, action, bytes, category]."""
+    """Read a timeline by categories: a list of [time, action, bytes, category]."""
     valid = "a .raw.json file of torch.profiler's export_memory_timeline"
     try:
         data = Path(path).read_bytes()
@@ -156,7 +156,7 @@ def read_timeline(path: str | Path) -> Categories:
         raise InputError(f"cannot be read: {error}", file=str(path), valid=valid) from None
     if rows.ndim != 2 or rows.shape[1] != 4 or not len(rows) or not (rows[:, 3] >= 0).all() & (rows[:, 3] < 8).all():
         raise InputError("is no list of [time, action, bytes, category]", file=str(path), valid=valid)
-    # Changes of one moment belong together: a tensor that is written to leaves and comes back at once.
+    # Changes at one moment belong together: a tensor that is written to leaves and returns at once.
     last = np.append(rows[1:, 0] != rows[:-1, 0], True)
     total = np.where(last, np.cumsum(rows[:, 2]), np.iinfo(np.int64).min)
     peak = int(total.argmax())

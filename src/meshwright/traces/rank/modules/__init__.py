@@ -1,5 +1,5 @@
 """Device time by module of the model.
 
-- `backward`: which forward call backward work belongs to
-- `modules`: which part of a model the device worked for
+- `backward`: the forward call of backward work
+- `modules`: device time by part of the model
 """

@@ -1,4 +1,4 @@
-"""Which forward call backward work belongs to."""
+"""Find the forward call of backward work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from meshwright.traces.rank.issued import Issued
 from meshwright.traces.reading import NONE, Category, Trace
 
 Ints = NDArray[np.int64]
-ENGINE = "autograd::engine::evaluate_function"  # runs a backward operator, and sums its gradients
+ENGINE = "autograd::engine::evaluate_function"  # runs a backward operator, and accumulates its gradients
 
 
 def forwards_of(trace: Trace, work: Issued) -> tuple[Ints, Ints, Ints]:
-    """Of each piece of work: when its backward operator began (-1: it is forward work), and thread and time of the
-    forward call (-1 where that was not recorded)."""
+    """Return three arrays over pieces of work.
+
+    - start of its backward operator; -1 for forward work
+    - thread of the forward call; -1 if not recorded
+    - time of the forward call; -1 if not recorded
+    """
     thread, time = _by_sequence(trace, work)
     backward = thread != NONE
     by_flow = _by_flow(trace, work)
@@ -31,10 +35,10 @@ def forwards_of(trace: Trace, work: Issued) -> tuple[Ints, Ints, Ints]:
 
 
 def _by_sequence(trace: Trace, work: Issued) -> tuple[Ints, Ints]:
-    """Thread and start of the forward of every backward operator; thread NONE for others, time -1 for no forward.
+    """Return thread and start of the forward of each backward operator; thread NONE for others, time -1 for no forward.
 
-    A number is counted up by the operator that makes the node of the graph, which is the last to carry it. Threads count
-    each on their own: the forward is the last call with this number before the backward.
+    The operator that creates the graph's node increments the sequence number, and is the last to carry it. Each thread
+    counts on its own: the forward is the last call with this number before the backward.
     """
     spans, told = work.operators, trace.operators
     place_of = np.full(len(trace.events), -1)
@@ -60,7 +64,7 @@ def _by_sequence(trace: Trace, work: Issued) -> tuple[Ints, Ints]:
 
 
 def _by_flow(trace: Trace, work: Issued) -> tuple[Ints, Ints]:
-    """The same from flows: from the start of the forward to the start of the backward operator; -1 for none."""
+    """Return thread and start as `_by_sequence`, from flows between forward and backward operators; -1 for none."""
     events, spans = trace.events, work.operators
     thread, time = np.full(len(spans), -1), np.full(len(spans), -1)
     flows = np.flatnonzero(events.category == Category.BACKWARD_FLOW)
@@ -82,7 +86,7 @@ def _by_flow(trace: Trace, work: Issued) -> tuple[Ints, Ints]:
 
 
 def _outward(work: Issued, chosen: NDArray[np.bool_]) -> Ints:
-    """The innermost chosen operator around each piece of work, -1 for none."""
+    """Return the innermost chosen operator around each piece of work, -1 for none."""
     place = work.operator.copy()
     left = np.flatnonzero(place >= 0)
     while len(left := left[~chosen[place[left]]]):

@@ -1,7 +1,7 @@
-"""Which part of a model the device worked for: modules, annotations of the program, or functions of its Python code.
+"""Device time by part of the model: modules, annotations of the program, or functions of its Python code.
 
-Forward work belongs to the innermost part that was open when it was issued. Backward work belongs to the part in which
-the forward was called: an operator and its backward carry the same sequence number, or a flow joins them.
+Forward work belongs to the innermost part that was open when it was issued. Backward work belongs to the part of its
+forward call: an operator and its backward have the same sequence number, or a flow joins them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from meshwright.traces.rank.nesting import Nest, nest
 from meshwright.traces.reading import Category, Trace
 
 Ints = NDArray[np.int64]
-MOST = 200  # parts that are kept
+MOST = 200  # maximum number of parts
 MODULE = re.compile(r"nn\.Module: (.+)")
-# Annotations that the profiler and libraries set themselves.
+# Annotations of the profiler and of libraries.
 NOT_A_PART = re.compile(r"ProfilerStep#|(?:nccl|gloo|mpi|ucc|rccl):|PyTorch Profiler")
 LIBRARY = re.compile(
     r"^<|site-packages|dist-packages|(?:^|/)torch/|lib/python|^(?:threading|contextlib|runpy|functools)\.py"
@@ -30,10 +30,13 @@ LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the model and all that is inside it; nanoseconds of device work, each piece on its
-    own; of operators on the host where no device was recorded."""
+    """One part of the model with all that is inside it.
 
-    path: tuple[str, ...]  # from the outermost
+    Times are nanoseconds of device work, concurrent pieces counted separately; of host operators if no device was
+    recorded.
+    """
+
+    path: tuple[str, ...]  # from the outermost inwards
     calls: int
     forward: int
     backward: int
@@ -46,16 +49,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Modules:
-    """Parts in the order of a tree, the largest first among siblings; those with the least work are left out."""
+    """Parts in tree order, the largest first among siblings; those with the least work are left out."""
 
-    source: str  # "modules", "annotations", "functions", "" where nothing tells
+    source: str  # "modules", "annotations", "functions", "" without any
     parts: tuple[Part, ...]
-    kinds: tuple[Part, ...]  # the same with modules of one class taken together: Linear_3 and Linear_4 are Linear
+    kinds: tuple[Part, ...]  # the same with modules of one class merged: Linear_3 and Linear_4 are Linear
     outside: int  # nanoseconds of device work that belong to no part
 
 
 def modules_of(trace: Trace, work: Issued) -> Modules:
-    """Parts by the best that a trace has."""
+    """Return parts from the best source in a trace."""
     source, scopes, words = scopes_of(trace, work.threads)
     if not len(work.rows):
         work = _on_host(work)
@@ -74,7 +77,7 @@ def modules_of(trace: Trace, work: Issued) -> Modules:
 
 
 def _on_host(work: Issued) -> Issued:
-    """Where no device was recorded: each operator's own time on the host."""
+    """Return each operator's own time on the host, if no device was recorded."""
     spans = work.operators
     return replace(
         work,
@@ -87,7 +90,7 @@ def _on_host(work: Issued) -> Issued:
 
 
 def kind_of(word: str) -> str:
-    """A module's class, without the number of the instance.
+    """Return a module's class, without the number of the instance.
 
     >>> kind_of("Linear_3")
     'Linear'
@@ -96,14 +99,14 @@ def kind_of(word: str) -> str:
 
 
 def scopes_of(trace: Trace, threads: Ints) -> tuple[str, Nest, list[str]]:
-    """What tells of parts, their spans, and the name of each."""
+    """Return the source of parts, their spans, and the name of each."""
     source, chosen, names = _scopes(trace)
     spans = nest(trace, chosen, threads)
     return source, spans, [names[int(number)] for number in trace.events.name[spans.rows]]
 
 
 def _scopes(trace: Trace) -> tuple[str, Ints, dict[int, str]]:
-    """What tells of parts, the rows of their spans, and the name of each number of a text."""
+    """Return the source of parts, the rows of their spans, and the name of each text number."""
     python = trace.complete(Category.PYTHON)
     named = distinct(trace.events.name[python])
     modules = {int(n): found[1] for n in named if (found := MODULE.match(trace.texts[n]))}
@@ -120,7 +123,7 @@ def _scopes(trace: Trace) -> tuple[str, Ints, dict[int, str]]:
 
 
 def _parts(trace: Trace, work: Issued, scopes: Nest) -> tuple[Ints, NDArray[np.bool_]]:
-    """The innermost part that each piece of work belongs to, -1 for none; and whether it is backward work."""
+    """Return the innermost part of each piece of work, -1 for none, and True for backward work."""
     known = np.flatnonzero(work.called >= 0)
     part = np.full(len(work.rows), -1)
     part[known] = scopes.innermost(work.thread[known], work.called[known])
@@ -129,7 +132,7 @@ def _parts(trace: Trace, work: Issued, scopes: Nest) -> tuple[Ints, NDArray[np.b
     there = np.flatnonzero(time >= 0)
     forward = np.full(len(work.rows), -1)
     forward[there] = scopes.innermost(thread[there], time[there])
-    # A part that was entered inside the backward is being computed once more: the work is its own.
+    # A part entered inside the backward pass is recomputed: the work is its own.
     again = (part >= 0) & (scopes.starts[part] >= begun)
     use = is_backward & (forward >= 0) & ~again
     part[use] = forward[use]
@@ -137,7 +140,7 @@ def _parts(trace: Trace, work: Issued, scopes: Nest) -> tuple[Ints, NDArray[np.b
 
 
 def _tree(scopes: Nest, words: list[str], times: list[NDArray[np.float64]], total: int) -> tuple[Part, ...]:
-    """Spans with the same path are one part."""
+    """Merge spans with the same path into one part."""
     paths: dict[tuple[int, str], int] = {}
     above: list[int] = []
     of_span = np.zeros(len(scopes), np.int64)

@@ -1,8 +1,8 @@
-"""What operators cost, beside what their shapes ask for.
+"""Cost of operators, and the work that their shapes imply.
 
-- `bytes_moved`: what operators that compute little have to move
-- `flops`: what an operator has to compute and to move, from the shapes and types that the profiler wrote down
-- `inputs`: what an operator was called with, as the profiler wrote it down, and what that costs
-- `operators`: what operators cost
-- `roofline`: what a device could do at best
+- `bytes_moved`: bytes that operators with little computation must move
+- `flops`: FLOPs and bytes of an operator, from recorded shapes and types
+- `inputs`: inputs of an operator as the profiler recorded them, and their cost
+- `operators`: time of operators on the host and the device
+- `roofline`: best rates of a device
 """

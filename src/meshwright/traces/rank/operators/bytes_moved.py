@@ -1,4 +1,4 @@
-"""What operators that compute little have to move: each input read once, each output written once."""
+"""Bytes that operators with little computation must move: each input read once, each output written once."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from meshwright.traces.rank.operators.inputs import Call, Cost
 
 
 def _pointwise(call: Call) -> Cost:
-    """The output has the shape that its inputs broadcast to, and the type of the largest."""
+    """Return the cost of a pointwise operator: its output has the broadcast shape and the largest input's type."""
     places = call.tensors()
     largest = max(places, key=lambda place: prod(call.shape(place)))
     return call.cost(0, call.bytes(*places) + _broadcast(call, places) * call.width(largest), largest)
 
 
 def _compared(call: Call) -> Cost:
-    """The output is one byte per element."""
+    """Return the cost of a comparison, whose output is one byte per element."""
     places = call.tensors()
     return call.cost(0, call.bytes(*places) + _broadcast(call, places), places[0])
 
 
 def _broadcast(call: Call, places: list[int]) -> int:
-    """Elements of the shape that some inputs broadcast to."""
+    """Return the number of elements of the shape that some inputs broadcast to."""
     shapes = [reversed(call.shape(place)) for place in places]
     return prod(max(sizes) for sizes in zip_longest(*shapes, fillvalue=1))
 
 
 def _copy(call: Call) -> Cost:
-    """(to, from): what is written over is not read."""
+    """Return the cost of a copy (to, from): the target is not read."""
     source = prod(call.shape(0)) * call.width(1) if prod(call.shape(1)) > 1 else call.width(1)
     return call.cost(0, call.bytes(0) + min(source, call.bytes(1)))
 
@@ -40,13 +40,13 @@ def _fill(call: Call) -> Cost:
 
 
 def _reduced(call: Call) -> Cost:
-    """The output is not told: it is taken as small."""
+    """Return the cost of a reduction; its output is unknown and taken as small."""
     call.shape(0)
     return call.cost(0, call.bytes(0))
 
 
 def _rewritten(*read: int, written: tuple[int, ...] = (0,)) -> Callable[[Call], Cost]:
-    """Some inputs are read, and as much as some of them is written."""
+    """Return a cost function: some inputs are read, and as much as some of them is written."""
 
     def rule(call: Call) -> Cost:
         call.shape(written[0])
@@ -56,12 +56,12 @@ def _rewritten(*read: int, written: tuple[int, ...] = (0,)) -> Callable[[Call], 
 
 
 def _dropout(call: Call) -> Cost:
-    """A value and a byte of the mask per element."""
+    """Return the cost of dropout: a value and a mask byte per element."""
     return call.cost(0, 2 * call.bytes(0) + prod(call.shape(0)))
 
 
 def _gathered(table: int, indices: int) -> Callable[[Call], Cost]:
-    """Rows of a table: each index, the row that it names, and the row that is written."""
+    """Return a cost function for rows of a table: each index, the row that it names, and the row that is written."""
 
     def rule(call: Call) -> Cost:
         rows = prod(call.shape(indices)) * prod(call.shape(table)[1:])
@@ -71,7 +71,7 @@ def _gathered(table: int, indices: int) -> Callable[[Call], Cost]:
 
 
 def _scattered(call: Call) -> Cost:
-    """(gradient, indices, rows of the table, ...): the table's gradient is written as a whole."""
+    """Return the cost of (gradient, indices, rows of the table, ...): the table's whole gradient is written."""
     rows = call.numbers(2)[0]
     return call.cost(0, call.bytes(0, 1) + rows * call.shape(0)[-1] * call.width(0))
 

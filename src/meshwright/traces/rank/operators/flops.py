@@ -1,7 +1,7 @@
-"""What an operator has to compute and to move, from the shapes and types that the profiler wrote down.
+"""FLOPs and bytes of an operator, from recorded shapes and types.
 
 A multiply-add is two FLOPs; only matrix products, convolutions and attention count any. Bytes are each input read once
-and each output written once: the least a kernel can move. An operator that is listed nowhere has no cost.
+and each output written once: the least a kernel can move. Unlisted operators have no cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.traces.rank.operators.inputs import Call, Cost
 
 
 def cost(name: str, dims: str, types: str, concrete: str) -> Cost | None:
-    """What a call of an operator costs, from `Input Dims`, `Input type` and `Concrete Inputs` as written in the trace.
+    """Return the cost of a call from `Input Dims`, `Input type` and `Concrete Inputs` as written in the trace.
 
     >>> cost("aten::mm", "[[8, 16], [16, 4]]", '["c10::BFloat16", "c10::BFloat16"]', "")
     Cost(flops=1024, bytes=448, precision='bf16')
@@ -32,22 +32,22 @@ def cost(name: str, dims: str, types: str, concrete: str) -> Cost | None:
         IndexError,
         TypeError,
         ValueError,
-    ):  # shapes that this operator does not have: not recorded, or new
+    ):  # shapes that do not fit this operator: not recorded, or new
         return None
 
 
 def counted(name: str) -> bool:
-    """Whether calls of this operator can have a cost."""
+    """Return True if calls of this operator can have a cost."""
     return name in PRODUCTS or name in MOVES
 
 
 def has_flops(name: str) -> bool:
-    """Whether calls of this operator can have FLOPs: those of one around it are then the same ones."""
+    """Return True if calls of this operator can have FLOPs, which those of an enclosing operator then repeat."""
     return name in PRODUCTS
 
 
 def _product(a: int, b: int, added: int | None = None) -> Callable[[Call], Cost]:
-    """[..., m, k] x [..., k, n], with inputs a and b; the input that is added is read, too."""
+    """Return the cost of [..., m, k] x [..., k, n], with inputs a and b; an added input is read, too."""
 
     def rule(call: Call) -> Cost:
         (*batch, m, k), right = call.shape(a), call.shape(b)
@@ -67,7 +67,7 @@ def _linear(call: Call) -> Cost:
 
 
 def _convolution(call: Call) -> Cost:
-    """(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ...)."""
+    """Return the cost of (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ...)."""
     (samples, _, *inside), weight = call.shape(0), call.shape(1)
     stride, padding, dilation, more = (_each(call.numbers(place), len(inside)) for place in (3, 4, 5, 7))
     reach = [d * (size - 1) + 1 for d, size in zip(dilation, weight[2:], strict=True)]
@@ -85,7 +85,11 @@ def _convolution(call: Call) -> Cost:
 
 
 def _convolution_backward(call: Call) -> Cost:
-    """(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)."""
+    """Return the cost of a convolution's backward pass.
+
+    Inputs: (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+    mask).
+    """
     (samples, _, *outside), (_, _, *inside), weight = (call.shape(place) for place in range(3))
     once = 2 * samples * prod(inside if call.flag(7) else outside) * prod(weight)
     wanted = [word == "True" for word in re.findall("True|False", call.concrete[10])]
@@ -94,12 +98,12 @@ def _convolution_backward(call: Call) -> Cost:
 
 
 def _each(values: list[int], count: int) -> list[int]:
-    """One number may stand for all dimensions."""
+    """Return one value per dimension; one number may stand for all."""
     return values * count if len(values) == 1 else values
 
 
 def _attention(causal: int) -> Callable[[Call], Cost]:
-    """(query, key, value, ...), each [batch, heads, length, width]; where the input `causal` says whether it is."""
+    """Return the cost of (query, key, value, ...), each [batch, heads, length, width]; input `causal` is the mask flag."""
 
     def rule(call: Call) -> Cost:
         (batch, heads, asked, width), (*_, keys, _), (*_, out) = (call.shape(place) for place in range(3))
@@ -111,7 +115,7 @@ def _attention(causal: int) -> Callable[[Call], Cost]:
 
 
 def _attention_backward(causal: int) -> Callable[[Call], Cost]:
-    """(gradient, query, key, value, ...): scores once more, then four products for three gradients."""
+    """Return the cost of (gradient, query, key, value, ...): scores again, then four products for three gradients."""
 
     def rule(call: Call) -> Cost:
         (batch, heads, asked, width), (*_, keys, _), (*_, out) = (call.shape(place) for place in (1, 2, 3))
@@ -123,7 +127,7 @@ def _attention_backward(causal: int) -> Callable[[Call], Cost]:
 
 
 def _pairs(asked: int, keys: int, causal: bool) -> int:
-    """Pairs of a query and a key that it may see: with a causal mask the first query sees the first key alone."""
+    """Return the pairs of a query and a key that it sees: with a causal mask the first query sees only the first key."""
     seen = min(asked, keys)
     return seen * (seen + 1) // 2 + (asked - seen) * keys if causal else asked * keys
 

@@ -1,4 +1,4 @@
-"""What an operator was called with, as the profiler wrote it down, and what that costs."""
+"""Inputs of an operator as the profiler recorded them, and their cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-# Bytes of an element, and how the catalogue of devices calls the precision that products of it run in.
+# Bytes of an element, and the catalogue's name of the precision of products in it.
 TYPES = {
     "double": (8, "fp64"), "float": (4, "fp32"), "c10::Half": (2, "fp16"), "c10::BFloat16": (2, "bf16"),
     "c10::Float8_e4m3fn": (1, "fp8"), "c10::Float8_e5m2": (1, "fp8"), "c10::Float8_e4m3fnuz": (1, "fp8"),
@@ -20,15 +20,15 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call of an operator."""
+    """Cost of one call of an operator."""
 
     flops: int
     bytes: int
-    precision: str  # as the catalogue of devices calls it; "" where it has none
+    precision: str  # the catalogue's name; "" if it has none
 
 
 class Call:
-    """An operator's inputs: `shapes[i]` is None for what is no tensor, a list of shapes for a list of tensors."""
+    """Inputs of an operator: `shapes[i]` is None for no tensor, a list of shapes for a list of tensors."""
 
     def __init__(self, dims: str, types: str, concrete: str) -> None:
         self.shapes: list[Any] = json.loads(dims)
@@ -36,21 +36,21 @@ class Call:
         self.concrete: list[str] = json.loads(concrete) if concrete else []
 
     def shape(self, place: int) -> list[int]:
-        """Of a tensor, which must be there: its type is known."""
+        """Return the shape of a tensor, which must exist with a known type."""
         found = self.shapes[place]
         if self.types[place] not in TYPES or not all(isinstance(size, int) for size in found):
             raise KeyError(place)
         return list(found)
 
     def tensors(self) -> list[int]:
-        """Places of the inputs that are tensors, scalars of the host left out."""
+        """Return the indices of inputs that are tensors, without host scalars."""
         return [place for place, kind in enumerate(self.types) if kind in TYPES and place < len(self.shapes)]
 
     def width(self, place: int) -> int:
         return TYPES[self.types[place]][0]
 
     def bytes(self, *places: int) -> int:
-        """Of some inputs that are tensors; absent ones weigh nothing."""
+        """Return the bytes of some tensor inputs; absent ones count as zero."""
         there = [place for place in places if place < len(self.types) and self.types[place] in TYPES]
         return sum(prod(self.shapes[place]) * self.width(place) for place in there)
 
@@ -58,7 +58,7 @@ class Call:
         return place < len(self.concrete) and self.concrete[place] == "True"
 
     def numbers(self, place: int) -> list[int]:
-        """A list of numbers, which must be there."""
+        """Return a list of numbers, which must exist."""
         return [int(word) for word in re.findall(r"-?\d+", self.concrete[place])]
 
     def cost(self, flops: int, moved: int, place: int = 0) -> Cost:

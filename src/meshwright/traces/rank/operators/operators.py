@@ -1,4 +1,4 @@
-"""What operators cost: on the host, on the device, and measured by what their shapes ask for."""
+"""Time of operators on the host and the device, relative to what their shapes imply."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from meshwright.traces.reading import Category, Trace
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-MOST_SHAPES = 200  # rows that are kept
+MOST_SHAPES = 200  # maximum rows
 MOST_KERNELS = 3  # named per operator
 TF32 = re.compile(r"tf32|s1688")  # kernels that multiply 32-bit numbers on matrix units
-LINK = re.compile(r"Memcpy (?:HtoD|DtoH|PtoP)|CopyHostToDevice|CopyDeviceToHost")  # copies that leave the device
+LINK = re.compile(r"Memcpy (?:HtoD|DtoH|PtoP)|CopyHostToDevice|CopyDeviceToHost")  # copies to or from the device
 
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one operator; times in nanoseconds, those of operators inside it included unless `alone`."""
+    """All calls of one operator; times in nanoseconds include nested operators unless `alone`."""
 
     host: Kernel  # its name, count and time on the host
-    alone: int  # on the host, outside other operators
-    device: int  # kernels and copies that it issued, each on its own
-    device_alone: int  # those that no operator inside it issued
-    issued: int  # how many
+    alone: int  # on the host, without nested operators
+    device: int  # kernels and copies that it issued, concurrent ones counted separately
+    device_alone: int  # those that no nested operator issued
+    issued: int  # number of these
     kernels: tuple[tuple[str, int, int], ...]  # the longest: name, count, time
 
     @property
@@ -41,7 +41,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Shaped:
-    """Calls of one operator with the same inputs. `time` is that of its kernels, on the host where there are none."""
+    """Calls of one operator with equal inputs. `time` is that of its kernels, on the host if there are none."""
 
     name: str
     dims: str
@@ -49,9 +49,9 @@ class Shaped:
     count: int
     time: int  # nanoseconds, all calls
     cost: Cost  # of one call
-    precision: str  # the one that its products ran in
-    share: float  # of what the device could do at best; 0 where that is not known
-    bound: str  # what sets this best: "compute", "memory", "link" for copies off the device, "" where not known
+    precision: str  # of its products
+    share: float  # of the device's best; 0 if unknown
+    bound: str  # limit of the device's best: "compute", "memory", "link" for copies off the device, "" if unknown
 
     @property
     def flops_per_second(self) -> float:
@@ -64,20 +64,20 @@ class Shaped:
 
 @dataclass(frozen=True)
 class Operators:
-    """The operators of a rank, by time on the device, then on the host."""
+    """Operators of a rank, by time on the device, then on the host."""
 
     table: tuple[Operator, ...]
     shaped: tuple[Shaped, ...]  # by time, the first MOST_SHAPES
-    flops: int  # of all calls whose shapes are known
-    flops_time: int  # nanoseconds that these took
+    flops: int  # of all calls with known shapes
+    flops_time: int  # nanoseconds of these calls
     bytes: int
     bytes_time: int
-    device: str  # the catalogue's name; "" where it is not known, or no shapes were recorded to hold against it
+    device: str  # the catalogue's name; "" if unknown, or if no shapes were recorded
     unattributed: int  # nanoseconds of device work that no operator issued
 
 
 def operators_of(trace: Trace, work: Issued, roof: Roofline | None) -> Operators:
-    """What each operator cost. `roof` is that of the rank's device."""
+    """Return the costs of operators. `roof` is that of the rank's device."""
     places = np.flatnonzero(work.operator >= 0)
     mine = work.operator[places]
     size = len(work.operators)
@@ -116,7 +116,7 @@ def _table(trace: Trace, work: Issued, own: Floats, launched: Ints) -> tuple[Ope
 
 
 def _kernels(trace: Trace, work: Issued, names: Ints) -> dict[int, tuple[tuple[str, int, int], ...]]:
-    """The longest kernels that each operator issued itself, by the number of its name."""
+    """Return the longest kernels that each operator issued itself, by the number of its name."""
     mine = np.flatnonzero(work.operator >= 0)
     width = len(trace.texts)
     keys = names[work.operator[mine]] * width + trace.events.name[work.rows[mine]]
@@ -131,7 +131,7 @@ def _kernels(trace: Trace, work: Issued, names: Ints) -> dict[int, tuple[tuple[s
 
 
 def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> list[Shaped]:
-    """Every operator whose cost is known, by what it was called with."""
+    """Return operators with a known cost, grouped by their inputs."""
     spans, inputs = work.operators, trace.operators
     place_of = np.full(len(trace.events), -1)
     place_of[spans.rows] = np.arange(len(spans))
@@ -141,7 +141,7 @@ def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> l
     places = place_of[inputs.row[described]]
     can_cost = np.array([counted(text) for text in trace.texts], np.bool_)[trace.events.name[spans.rows]]
     multiplies = np.array([has_flops(text) for text in trace.texts], np.bool_)[trace.events.name[spans.rows]]
-    inner = spans.within(multiplies.astype(np.int64)) - multiplies  # products inside: those are counted, not this
+    inner = spans.within(multiplies.astype(np.int64)) - multiplies  # nested products are counted, not this one
     time = _time(work, own, can_cost)
     chosen = can_cost[places] & (time[places] > 0) & ~(multiplies[places] & (inner[places] > 0))
     described, places = described[chosen], places[chosen]
@@ -159,7 +159,7 @@ def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> l
         if made := cost(name, dims, types, concrete):
             precision = "tf32" if made.precision == "fp32" and fast[places[first]] else made.precision
             count, spent = int(counts[group]), int(times[group])
-            if leaves[places[first]]:  # the host's memory and the link to it are no matter of the device
+            if leaves[places[first]]:  # the host's memory and link have no roofline of the device
                 share, bound = 0.0, "link"
             else:
                 share, bound = roof.bound(made, spent * 1e-9 / count, precision) if roof else (0.0, "")
@@ -169,7 +169,7 @@ def _shaped(trace: Trace, work: Issued, own: Floats, roof: Roofline | None) -> l
 
 
 def _time(work: Issued, own: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Nanoseconds of each chosen operator: its kernels and those of operators inside it that are not chosen."""
+    """Return the nanoseconds of each chosen operator: its kernels and those of nested operators that are not chosen."""
     spans = work.operators
     if not len(work.rows):
         return np.where(chosen, spans.ends - spans.starts, 0).astype(np.float64)
@@ -185,14 +185,14 @@ def _time(work: Issued, own: Floats, chosen: NDArray[np.bool_]) -> Floats:
 
 
 def _issues(trace: Trace, work: Issued, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Whether any work that each operator issued has such a name."""
+    """Return True for operators that issued any work with such a name."""
     says = np.array([pattern.search(text) is not None for text in trace.texts], np.bool_)[trace.events.name[work.rows]]
     hits = np.bincount(work.operator[says & (work.operator >= 0)], minlength=len(work.operators))
     return work.operators.within(hits) > 0
 
 
 def _grouped(columns: tuple[Ints, ...], width: int) -> tuple[Ints, Ints]:
-    """Rows that agree in all columns: the number of each row's group, and the first row of each group."""
+    """Return the group of each row, rows in a group being equal in all columns, and the first row of each group."""
     group = np.zeros(len(columns[0]), np.int64)
     firsts = np.zeros(0, np.int64)
     for column in columns:

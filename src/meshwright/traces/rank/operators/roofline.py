@@ -1,4 +1,4 @@
-"""What a device could do at best: its peak per precision, and the rate of its memory."""
+"""Best rates of a device: its peak per precision, and its memory bandwidth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.errors import UnknownName
 from meshwright.traces.rank.operators.inputs import Cost
 
-# Names that drivers print for boards whose chip the catalogue lists under another name: (name, least GiB, device).
+# Driver names of boards whose chip the catalogue lists under another name: (name, least GiB, device).
 BOARDS = (
     (r"A100-(?:PG|SXM)", 60, "a100-80gb"), (r"A100-(?:PG|SXM)", 0, "a100-40gb"), (r"A100.*PCI", 60, "a100-80gb-pcie"),
     (r"V100-(?:DGXS|SXM\d|FHHL)-32GB", 0, "v100-32gb"), (r"V100-(?:DGXS|SXM\d)-16GB", 0, "v100-16gb"),
@@ -22,14 +22,14 @@ BOARDS = (
 
 @dataclass(frozen=True)
 class Roofline:
-    """Peaks of a device by the catalogue."""
+    """Peaks of a device in the catalogue."""
 
     device: str  # the catalogue's name
     flops: dict[str, float]  # FLOP/s by precision
     bandwidth: float  # bytes/s
 
     def bound(self, cost: Cost, seconds: float, precision: str) -> tuple[float, str]:
-        """(the least time that a cost can take as a part of the time it took, what sets that least time).
+        """Return (the least possible time relative to the measured one, its limit).
 
         >>> Roofline("mine", {"bf16": 1e12}, 1e9).bound(Cost(10**9, 10**6, "bf16"), 0.002, "bf16")
         (0.5, 'compute')
@@ -41,12 +41,12 @@ class Roofline:
 
 
 def roofline(properties: dict[str, Any]) -> Roofline | None:
-    """Of a device as `deviceProperties` describes it; None where the catalogue does not know it.
+    """Return the roofline of a device from `deviceProperties`, or None if the catalogue lacks it.
 
     >>> roofline({"name": "NVIDIA A100-PG509-200", "totalGlobalMem": 42505273344}).device
     'a100-40gb'
     """
-    from meshwright.clusters import catalogue  # a twentieth of a second, which traces without shapes need not spend
+    from meshwright.clusters import catalogue  # takes 50 ms, which traces without shapes can skip
 
     name = str(properties.get("name") or "")
     size = properties.get("totalGlobalMem")

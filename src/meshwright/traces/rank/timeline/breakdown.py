@@ -1,4 +1,4 @@
-"""Where a rank's time went: per device, and per step by what the step launched."""
+"""Shares of a rank's time: per device, and per step for the work that the step launched."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shares:
-    """Lengths of time in nanoseconds, each the union of what ran: work side by side counts once.
-
-    The span is exactly compute + exposed + exposed_copies + idle.
-    """
+    """Lengths of time in nanoseconds, each the union of its work: concurrent work counts once."""
 
     start: int
     end: int
     busy: int
     compute: int  # kernels that do not communicate
     communication: int
-    overlap: int  # communication while something computes
+    overlap: int  # communication overlapped with computing
     copies: int  # memcpy and memset
     exposed_copies: int  # copies while no kernel runs
 
@@ -44,13 +41,13 @@ class Shares:
 
     @property
     def exposed(self) -> int:
-        """Communication while nothing computes."""
+        """Exposed communication: nothing computes."""
         return self.communication - self.overlap
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step's time on the host, and the shares of the device work that it launched (None where it launched none)."""
+    """Host time of a step, and shares of the device work that it launched (None if there is none)."""
 
     host: Span
     shares: Shares | None
@@ -59,30 +56,30 @@ class Step:
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a rank."""
+    """Time of one device of a rank."""
 
-    pid: int | float | str | None  # how the trace calls it
+    pid: int | float | str | None  # the trace's name of it
     shares: Shares
     events: int  # kernels and copies
     kernels: int
     communication_kernels: int
     streams: int
-    kernel_time: int  # ns, runs side by side each on their own
+    kernel_time: int  # ns, concurrent runs counted separately
     steps: tuple[Step, ...]
-    without_launch: int  # events placed into steps by their own time, for want of a recorded launch
+    without_launch: int  # events placed into steps by their own time, without a recorded launch
     outside_steps: int  # events that belong to no step
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A rank's devices; none for a trace of the CPU alone."""
+    """Devices of a rank; none for a trace of the CPU alone."""
 
     rank: int | None
     devices: tuple[Device, ...]
 
 
 def breakdown(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> Breakdown:
-    """Where the time of a trace's devices went.
+    """Return the shares of time on a trace's devices.
 
     >>> from meshwright.traces.reading import read_trace
     >>> breakdown(read_trace("tests/data/traces/hta/triton_example.json.gz")).devices[0].shares.busy
@@ -92,7 +89,7 @@ def breakdown(trace: Trace, communication: re.Pattern[str] = COMMUNICATION) -> B
 
 
 def of_work(trace: Trace, works: tuple[Work, ...], steps: tuple[Span, ...]) -> Breakdown:
-    """The same where the work of each device is known already."""
+    """Return the breakdown from the work of each device."""
     devices = [_device(trace, work, steps) for work in works if work.device != HOST]
     return Breakdown(trace.rank, tuple(sorted(devices, key=lambda device: str(device.pid))))
 
@@ -122,7 +119,7 @@ def _device(trace: Trace, work: Work, steps: tuple[Span, ...]) -> Device:
 
 
 def shares(starts: Ints, ends: Ints, kind: Ints) -> Shares:
-    """Shares of at least one piece of work.
+    """Return the shares of at least one piece of work.
 
     >>> found = shares(np.array([0, 2, 9]), np.array([4, 6, 10]), np.array([COMPUTE, COMMUNICATES, COPIES]))
     >>> found.compute, found.exposed, found.exposed_copies, found.idle

@@ -1,4 +1,4 @@
-"""Stretches in which a device idles because its host has not issued work: slow launching, or a wait for the device."""
+"""Stretches in which a device idles because its host has not issued work: slow launches, or synchronisation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from meshwright.traces.rank.timeline.windows import unissued
 from meshwright.traces.reading import Category, Trace
 
 Ints = NDArray[np.int64]
-MOST = 20  # stretches that are kept
-MOST_NAMES = 3  # of operators that fill one
+MOST = 20  # maximum stretches
+MOST_NAMES = 3  # operators named per stretch
 OUTSIDE = "outside operators"
-# Calls in which the host waits until a device has done what it was given.
+# Calls in which the host waits until a device has finished its work.
 WAITS = re.compile(
     r"(?:cuda|hip|cu|acl\w*|mu(?:sa)?|xpu|ze)\w*(?:Synchronize|StreamWaitValue)|(?:cuda|hip)Memcpy(?!Async)",
     re.IGNORECASE,
@@ -27,14 +27,14 @@ WAITS = re.compile(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Gaps in a device's work, one after the other, that are longer than the work between them. Nanoseconds."""
+    """Consecutive gaps in a device's work, longer than the work between them. Nanoseconds."""
 
     start: int
     end: int
-    idle: int  # in which the host had not yet issued what runs next
+    idle: int  # the host had not yet issued the next work
     kernels: int  # pieces of work that began in it
-    median: float  # length of these
-    synchronised: int  # the part of `idle` in gaps that began while the host waited for the device
+    median: float  # median length of these
+    synchronised: int  # part of `idle` in gaps that began while the host waited for the device
     waits_in: str  # the operator, else the call, in which it waited; "" for none
     filled_by: tuple[tuple[str, int], ...]  # operators of the issuing thread, by their own time in the stretch
 
@@ -48,22 +48,22 @@ class Stretch:
 
     @property
     def is_wait(self) -> bool:
-        """Whether the host waited for the device, rather than being slow to launch."""
+        """Return True if the host waited for the device, rather than being slow to launch."""
         return 2 * self.synchronised > self.idle
 
 
 @dataclass(frozen=True)
 class Launches:
-    """Where one device waits for its host; nanoseconds."""
+    """Waits of one device for its host; nanoseconds."""
 
     idle: int  # in all gaps
-    synchronised: int  # of it, after waits for the device
-    stretches: tuple[Stretch, ...]  # the MOST with the most idle time, by start
+    synchronised: int  # part of it after waits for the device
+    stretches: tuple[Stretch, ...]  # the MOST with the largest idle time, by start
     count: int  # of all stretches
 
 
 def launches_of(trace: Trace, work: Work, host: Issued) -> Launches:
-    """Stretches of one device's work.
+    """Return the stretches of one device's work.
 
     >>> from meshwright.traces.rank.issued import issued
     >>> from meshwright.traces.rank.device_activity import work_of
@@ -81,7 +81,7 @@ def launches_of(trace: Trace, work: Work, host: Issued) -> Launches:
     idle = ends - begins
     waited = _waited(trace, begins)
     synced = np.where(waited >= 0, idle, 0)
-    # Two gaps are of one stretch when what runs between them is no longer than both together.
+    # Two gaps belong to one stretch if the work between them is no longer than both together.
     between = begins[1:] - ends[:-1]
     first = np.flatnonzero(np.append(True, between > idle[1:] + idle[:-1]))
     last = np.append(first[1:], len(begins)) - 1
@@ -96,7 +96,7 @@ def launches_of(trace: Trace, work: Work, host: Issued) -> Launches:
 
 
 def _waited(trace: Trace, times: Ints) -> Ints:
-    """The row of the call in which the host waited for the device at each time, -1 for none."""
+    """Return the row of the call in which the host waited for the device at each time, -1 for none."""
     events = trace.events
     rows = trace.complete(Category.RUNTIME, Category.DRIVER)
     waits = np.array([WAITS.match(text) is not None for text in trace.texts], np.bool_)
@@ -104,7 +104,7 @@ def _waited(trace: Trace, times: Ints) -> Ints:
     rows = rows[np.argsort(events.ts[rows], kind="stable")]
     if not len(rows):
         return np.full(len(times), -1)
-    # Calls of several threads may overlap: the one that ends last of all that have begun.
+    # Calls of several threads may overlap: take the one that ends last of all that have begun.
     ends = events.ts[rows] + events.dur[rows]
     furthest = np.maximum.accumulate(ends)
     latest = np.maximum.accumulate(np.where(ends == furthest, np.arange(len(rows)), 0))
@@ -132,7 +132,7 @@ def _stretch(
 
 
 def _where(trace: Trace, host: Issued, calls: Ints) -> str:
-    """The operator in which most of some calls were made, else the call itself."""
+    """Return the operator that made most of some calls, else the call itself."""
     if not len(calls):
         return ""
     place = host.operators.innermost(host.threads[trace.events.track[calls]], trace.events.ts[calls])
@@ -141,7 +141,7 @@ def _where(trace: Trace, host: Issued, calls: Ints) -> str:
 
 
 def _filled(trace: Trace, host: Issued, thread: int, start: int, end: int) -> tuple[tuple[str, int], ...]:
-    """Operators of a thread by the time between start and end that is their own."""
+    """Return a thread's operators by their own time between start and end."""
     spans = host.operators
     mine = slice(*np.searchsorted(spans.thread, [thread, thread + 1]))
     until = mine.start + int(np.searchsorted(spans.starts[mine], end))

@@ -14,7 +14,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 @dataclass(frozen=True)
 class Span:
-    """One step as the host saw it: its work on the device begins and ends later. Nanoseconds."""
+    """One step as the host marks it: its work on the device begins and ends later. Nanoseconds."""
 
     number: int
     start: int
@@ -22,7 +22,7 @@ class Span:
 
 
 def host_steps(trace: Trace) -> tuple[Span, ...]:
-    """The steps of a trace, in order of time; none where the loop does not tell the profiler."""
+    """Return the steps of a trace in order of time; none if the loop marks no steps."""
     numbers = {place: int(found[1]) for place, text in enumerate(trace.texts) if (found := STEP.match(text))}
     rows = trace.complete(Category.ANNOTATION, Category.OPERATOR)
     rows = rows[np.isin(trace.events.name[rows], list(numbers))]

@@ -1,7 +1,7 @@
-"""Steps on a device, end to end: every nanosecond of the recording belongs to one of them, and to one part of it.
+"""Steps on a device, end to end: every nanosecond of the recording belongs to one step, and to one part of it.
 
-A device runs behind its host, so a step begins with the first work that the host launched in it, and lasts until the
-next one begins. Work that was launched by no step (before the first, after the last) is counted in `outside`.
+A device runs behind its host. So a step begins with the first work that the host launched in it, and lasts until the
+next one begins. Work launched by no step (before the first, after the last) is counted in `outside`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Step i lasts from edges[i] to edges[i + 1]. Parts are nanoseconds, one value per step, and add up to its length."""
+    """Steps on a device: step i lasts from edges[i] to edges[i + 1]. Parts are nanoseconds, and add up to its length."""
 
-    numbers: Ints  # of the steps; one step -1 where the loop did not tell the profiler
+    numbers: Ints  # of the steps; a single step -1 if the loop marks none
     edges: Ints
     compute: Ints
-    exposed: Ints  # communication while nothing computes
+    exposed: Ints  # exposed communication
     copies: Ints  # copies and fills while no kernel runs
-    host_bound: Ints  # nothing runs, and what runs next was not yet issued
-    waiting: (
-        Ints  # nothing runs though the next work is issued: it waits for other streams, devices or the launch itself
-    )
-    hidden: Ints  # beside these: communication while something computes
+    host_bound: Ints  # idle, and the next work was not yet issued
+    waiting: Ints  # idle though the next work was issued: it waits for other streams, devices or the launch itself
+    hidden: Ints  # beside these: communication overlapped with computing
     outside: int  # pieces of work that belong to no step
 
     @property
@@ -45,7 +43,7 @@ class Windows:
 
 
 def windows(work: Work, steps: tuple[Span, ...]) -> tuple[Windows, Ints]:
-    """The steps of some work, which must not be empty, and the place of each piece of it among them (-1: no step).
+    """Return the steps of some work, which must not be empty, and the step of each piece of it (-1: none).
 
     >>> at = np.array([0, 10, 30])
     >>> kinds = np.array([COMPUTE, COMMUNICATES, COMPUTE])
@@ -82,14 +80,14 @@ def _of(work: Work, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
 
 
 def _edges(work: Work, steps: tuple[Span, ...], member: Ints) -> tuple[Ints, Ints, Ints]:
-    """Numbers and edges of the steps that launched something, and the place of each piece of work among these."""
+    """Return numbers and edges of the steps that launched something, and the step of each piece of work."""
     last = int(work.ends.max())
     used = np.flatnonzero(np.bincount(member[member >= 0], minlength=len(steps)))
     if not len(used) or not steps:
         return np.array([-1]), np.array([work.starts[0], last]), np.zeros(len(work), np.int64)
     place = np.full(len(steps) + 1, -1)
     place[used] = np.arange(len(used))
-    places = place[member]  # -1, no step, is the last place
+    places = place[member]  # -1, no step, is the last index
     firsts = np.full(len(used), last)
     np.minimum.at(firsts, places[places >= 0], work.starts[places >= 0])
     firsts = np.minimum.accumulate(firsts[::-1])[
@@ -100,7 +98,7 @@ def _edges(work: Work, steps: tuple[Span, ...], member: Ints) -> tuple[Ints, Int
 
 
 def members(work: Work, steps: tuple[Span, ...]) -> Ints:
-    """The place among the steps of the one that launched each piece of work, -1 for none."""
+    """Return the index of the step that launched each piece of work, -1 for none."""
     if not steps:
         return np.full(len(work), -1)
     times = np.where(work.launch == NONE, work.starts, work.launch)
@@ -111,7 +109,7 @@ def members(work: Work, steps: tuple[Span, ...]) -> Ints:
 
 
 def unissued(work: Work, busy: tuple[Ints, Ints], start: int, end: int) -> tuple[Ints, Ints]:
-    """The parts of idle gaps in which the host had not yet issued what ends the gap."""
+    """Return the parts of idle gaps in which the host had not yet issued the work that ends the gap."""
     begins, stops = gaps(busy, start, end)
     follows = np.minimum(np.searchsorted(work.starts, stops), len(work) - 1)
     issued = np.where(work.issued[follows] == NONE, begins, work.issued[follows])

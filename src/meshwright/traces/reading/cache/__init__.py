@@ -1,6 +1,6 @@
-"""Columns kept as Parquet beside a trace.
+"""Columns of a trace cached beside it as Parquet.
 
-- `arrow`: a trace's columns as Arrow tables, and back
-- `arrow_memory`: arrow with the system's allocator
-- `cache`: a trace's columns kept beside it, in Parquet
+- `arrow`: convert a trace's columns to Arrow tables and back
+- `arrow_memory`: Arrow with the system's allocator
+- `cache`: the Parquet cache beside a trace
 """

@@ -1,8 +1,7 @@
-"""A trace's columns as Arrow tables, and back: what SQL asks and Parquet keeps.
+"""Convert a trace's columns to Arrow tables and back, for SQL and Parquet.
 
-Texts are words here, in dictionary columns, and a value that is not there (also the empty text) is null: whoever has
-only the tables needs nothing else to read them. Tables other than `events` count events by `row`.
-Only this file and what uses it need pyarrow.
+Texts are words in dictionary columns, and missing values (also the empty text) are null, so that the tables can be read
+by themselves. Tables other than `events` refer to events by `row`. Only this file and its users need pyarrow.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NUMBERS = ("ts", "dur", "link", "external")
 
 
 def to_arrow(trace: Trace, name: str = "events", start: int = 0, stop: int | None = None) -> pa.Table:
-    """A table of a trace: `events`, or one of those with further columns; of its rows those from start to stop.
+    """Return a table of a trace: `events`, or one with further columns; rows from start to stop.
 
     >>> from meshwright.traces.reading import read_trace
     >>> table = to_arrow(read_trace("tests/data/traces/hta/triton_example.json.gz"))
@@ -43,7 +42,7 @@ def to_arrow(trace: Trace, name: str = "events", start: int = 0, stop: int | Non
 
 
 def rows_in(trace: Trace, name: str) -> int:
-    """How many rows a table has."""
+    """Return the number of rows of a table."""
     return len(trace.events) if name == "events" else len(getattr(trace, name).row)
 
 
@@ -71,21 +70,27 @@ def _numbers(values: NDArray[np.int64]) -> pa.Array:
 
 
 def _array(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Whole numbers where they are, null where they are missing. (pa.array would load more of NumPy, which takes 8 ms.)"""
+    """Return whole numbers, with null for missing ones.
+
+    pa.array would load more of NumPy, which takes 8 ms.
+    """
     valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
     buffers = [valid, pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:
-    """Texts one by one. (pa.array would load pandas where it is installed, to ask whether these are a part of it.)"""
+    """Return texts as an array.
+
+    pa.array would load pandas if it is installed, to check for its types.
+    """
     coded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, coded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(coded)))
 
 
 def _words(numbers: NDArray[Any], words: Sequence[str]) -> pa.DictionaryArray:
-    """Numbers of words, with only those words that are used."""
+    """Return numbers of words as a dictionary array of only the words that are used."""
     places: dict[str, int] = {}
     place = np.zeros(len(words), np.int32)
     for number in np.flatnonzero(np.bincount(numbers)).tolist():
@@ -99,7 +104,7 @@ Column = Callable[[str], pa.ChunkedArray]
 
 
 def events_from(column: Column, number_of: dict[str, int]) -> Events:
-    """The events of a table that `column` gives the columns of, by their names."""
+    """Return the events of a table; `column` returns its columns by name."""
     phases = {letter: code for code, letter in enumerate(LETTERS)}
     categories = {word: code for code, word in enumerate(CATEGORIES)} | {"": 0}
     return Events(
@@ -112,7 +117,7 @@ def events_from(column: Column, number_of: dict[str, int]) -> Events:
 
 
 def table_from(name: str, column: Column, number_of: dict[str, int]) -> Any:
-    """One of the tables with further columns."""
+    """Return one of the tables with further columns."""
     kind = TABLES[NAMES.index(name)]
     made = {"row": _back(column("row"), np.int64)}
     for field, key in keys_of(kind).items():
@@ -122,7 +127,7 @@ def table_from(name: str, column: Column, number_of: dict[str, int]) -> Any:
 
 
 def _back(column: pa.ChunkedArray, width: Any, number_of: dict[str, int] | None = None) -> NDArray[Any]:
-    """A column as numbers, each chunk with words of its own."""
+    """Return a column as numbers, each chunk having a dictionary of its own."""
     made = np.empty(len(column), width)
     start = 0
     for chunk in filter(len, column.chunks):
@@ -138,7 +143,10 @@ def _back(column: pa.ChunkedArray, width: Any, number_of: dict[str, int] | None 
 
 
 def _filled(chunk: pa.Array, missing: int) -> NDArray[Any]:
-    """Whole numbers, with `missing` for null. (Arrow's own fill_null loads all of its functions, which takes 50 ms.)"""
+    """Return whole numbers, with `missing` for null.
+
+    Arrow's own fill_null loads all of its functions, which takes 50 ms.
+    """
     valid, data = chunk.buffers()
     part = slice(chunk.offset, chunk.offset + len(chunk))
     values = np.frombuffer(data, chunk.type.to_pandas_dtype())[part]

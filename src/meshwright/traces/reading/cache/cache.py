@@ -1,8 +1,8 @@
-"""A trace's columns kept beside it, in Parquet: the second reading costs a tenth of the first.
+"""Parquet cache of a trace's columns beside it: the second reading takes a tenth of the time.
 
-`FILE.meshwright/` holds a Parquet file for each table, for SQL and other programs as much as for us, and `texts.parquet`
-with what else makes the trace. It is used as long as size and time of the trace's file are those that it was made from;
-anything wrong with it, and the trace itself is read again.
+`FILE.meshwright/` holds a Parquet file for each table, for SQL and other programs as well, and `texts.parquet` with the
+rest of the trace. It is used as long as the trace file has the size and time that it was made from. If anything is
+wrong with it, the trace itself is read again.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from meshwright.traces.reading.ranks import rank_of
 from meshwright.traces.reading.reading import read_trace
 from meshwright.traces.reading.trace import Note, Trace, Track
 
-VERSION = 1  # of how a trace is read: another one makes every cache out of date
-# Columns and categories as well: a further one needs no further thought here.
+VERSION = 1  # version of reading: another one makes every cache out of date
+# Includes columns and categories, so that new ones need no other change here.
 FORMAT = f"{VERSION}.{zlib.crc32(repr((INNER, [kind.name for kind in Category])).encode()):08x}"
-ROWS = 1 << 17  # written at once: bounds the memory that it takes
+ROWS = 1 << 17  # rows per write: bounds its memory
 TABLES = ("events", *NAMES)
 FILES = tuple(f"{name}.parquet" for name in (*TABLES, "texts"))
 KEY = b"meshwright"
 Stamp = dict[str, int]
 
-# Measured on 527,000 events: 2.4 MB where ids and times are kept as differences, and written in a third of the time that
-# dictionaries of them take. (Splitting into bytes is smaller for durations, but SQL engines of 2024 do not read it.)
+# Measured on 527,000 events: 2.4 MB if ids and times are stored as differences, and written in a third of the time of
+# dictionaries. (Splitting into bytes is smaller for durations, but SQL engines of 2024 do not read it.)
 
 
 def read_cached(path: str | Path) -> Trace:
-    """The trace in a file as `read_trace` gives it: from its cache, which is made where there is none.
+    """Read the trace in a file as `read_trace` does, from its cache, which is created if missing.
 
-    Where none can be made, a note says why; without pyarrow there is none and nothing is said.
+    If it cannot be created, a note gives the reason; without pyarrow there is no cache and no note.
 
     >>> import shutil, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,19 +57,19 @@ def read_cached(path: str | Path) -> Trace:
 
 
 def kept(path: str | Path) -> Trace | None:
-    """The trace in a file from its cache, None where there is none that can be used."""
+    """Read the trace in a file from its cache, or return None without a usable one."""
     folder = folder_of(path)
     if not folder.is_dir():
         return None
     try:
         with returning_memory():
             return _read(folder, stamp_of(path), str(path))
-    except Exception:  # what a damaged file makes readers of Parquet say is without end
+    except Exception:  # a damaged file can raise any exception in a Parquet reader
         return None
 
 
 def keep(trace: Trace, source: Stamp | None) -> tuple[Note, ...]:
-    """Make the cache of a trace whose file was `source` before it was read; a note where none can be made."""
+    """Write the cache of a trace whose file was `source` before it was read; return a note if that fails."""
     try:
         with returning_memory():
             _write(folder_of(trace.path), trace, source)
@@ -81,7 +81,7 @@ def keep(trace: Trace, source: Stamp | None) -> tuple[Note, ...]:
 
 
 def folder_of(path: str | Path) -> Path:
-    """Where a trace's cache is.
+    """Return the folder of a trace's cache.
 
     >>> folder_of("runs/rank0.json.gz").name
     'rank0.json.gz.meshwright'
@@ -90,11 +90,11 @@ def folder_of(path: str | Path) -> Path:
 
 
 def parquet_of(path: str | Path, spare: str | Path) -> Path:
-    """The folder that holds a trace as Parquet: its cache, or one that is made in `spare` where there is none."""
+    """Return the folder that holds a trace as Parquet: its cache, or one created in `spare` if there is none."""
     try:
         if (_read_told(folder_of(path)) or {}).get("source") == stamp_of(path):
             return folder_of(path)
-    except Exception:  # as above
+    except Exception:  # as in `kept`
         pass
     folder = Path(spare) / f"{zlib.crc32(str(path).encode()):08x}.{Path(path).name}"
     _write(folder, read_trace(path), stamp_of(path))
@@ -102,13 +102,13 @@ def parquet_of(path: str | Path, spare: str | Path) -> Path:
 
 
 def _read_told(folder: Path) -> dict[str, Any] | None:
-    """What a cache says of itself, None where it is of another version."""
+    """Read a cache's description, or return None if it is of another version."""
     told: dict[str, Any] = json.loads(_opened(folder / "texts.parquet").schema_arrow.metadata[KEY])
     return told if told["format"] == FORMAT else None
 
 
 def stamp_of(path: str | Path) -> Stamp | None:
-    """What tells a file from the one that it becomes when it is written again; None where there is none."""
+    """Return the stamp that changes when a file is rewritten, or None without a file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -117,7 +117,7 @@ def stamp_of(path: str | Path) -> Stamp | None:
 
 
 def _read(folder: Path, source: Stamp | None, path: str) -> Trace | None:
-    """The trace that a cache holds, None where that is another one."""
+    """Read the trace of a cache, or return None if it belongs to another file."""
     from meshwright.traces.reading.cache.arrow import events_from, table_from
 
     told = _read_told(folder)
@@ -128,7 +128,7 @@ def _read(folder: Path, source: Stamp | None, path: str) -> Trace | None:
     tables = {}
     for name in NAMES:
         tables[name] = table_from(name, _columns(folder / f"{name}.parquet"), number_of)
-    rank, rank_from = rank_of(told["header"], path)  # the file may have another name by now
+    rank, rank_from = rank_of(told["header"], path)  # the file may have been renamed
     return Trace(
         path=path,
         rank=rank,
@@ -151,13 +151,13 @@ def _opened(file: Path) -> Any:
 
 
 def _columns(file: Path) -> Callable[[str], Any]:
-    """What reads one column of a file: never all at once, which would hold everything twice."""
+    """Return a function that reads one column of a file: reading all at once would hold everything twice."""
     opened = _opened(file)
     return lambda name: opened.read([name], use_threads=False)[name]
 
 
 def _write(folder: Path, trace: Trace, source: Stamp | None) -> None:
-    """All files, in a folder of another name until they are whole."""
+    """Write all files, in a temporary folder until they are complete."""
     import pyarrow as pa
 
     from meshwright.traces.reading.cache.arrow import text_array
@@ -211,7 +211,7 @@ def _writer(file: Path, schema: Any) -> Any:
 
 
 def _remove(folder: Path) -> None:
-    """A folder of ours; one that holds something else as well is not removed, which is an OSError."""
+    """Remove a folder of ours; one with other contents is not removed, and raises OSError."""
     if folder.is_dir():
         for file in FILES:
             (folder / file).unlink(missing_ok=True)

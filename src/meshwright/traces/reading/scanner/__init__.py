@@ -1,7 +1,7 @@
-"""JSON text to columns: in C, or in NumPy without a compiler.
+"""Scanners from JSON text to columns: in C, or in NumPy without a compiler.
 
-- `careful`: events one by one, as scanner.c takes them
-- `compiled`: scanning with scanner.c and the files below it, built on first use
-- `portable`: scanning without a compiler
-- `splitting`: where the items of a JSON list end, found with NumPy
+- `careful`: scan events one by one, as scanner.c does
+- `compiled`: scanner.c and the files below it, built on first use
+- `portable`: scan without a compiler
+- `splitting`: find the ends of a JSON list's items with NumPy
 """

@@ -1,4 +1,4 @@
-"""Events one by one, as scanner.c takes them: for text in which something is no JSON, or does not end."""
+"""Scan events one by one, as scanner.c does: for text that contains invalid JSON, or is incomplete."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ Members = dict[str, bytes]
 
 
 class Stopped(Exception):
-    """The text ends here (MORE), or is no JSON (BAD)."""
+    """Signal that the text ends here (MORE), or is no JSON (BAD)."""
 
     def __init__(self, status: Status) -> None:
         self.status = status
 
 
 def items(text: bytes) -> tuple[list[Members | None], int, Status]:
-    """The whole items of a list's text, with the members of those that are events; where it came to, and why it stopped.
+    """Return the complete items of a list's text, with the members of those that are events.
+
+    Return also the position reached, and why it stopped.
 
     >>> events, place, status = items(b'{"ph": "X", "a": nan}, 7, {"ph" "i"}')
     >>> events, place, status.name
@@ -49,7 +51,7 @@ def items(text: bytes) -> tuple[list[Members | None], int, Status]:
 
 
 def members(text: bytes, place: int = 0, *, of_event: bool = True) -> tuple[Members, int]:
-    """The values of an event, or of its args, by their keys, of several with one key the last; and the place behind."""
+    """Return the values of an event, or of its args, by key (the last of equal keys), and the position after them."""
     found: Members = {}
     place = _after(BLANK, text, place + 1)
     if text[place : place + 1] == b"}":
@@ -84,7 +86,7 @@ def _expect(text: bytes, place: int, sign: bytes) -> None:
 
 
 def said(raw: bytes) -> str:
-    """The text of a key or a phase; one that is no JSON is none that anybody asks for."""
+    """Return the text of a key or a phase; invalid JSON never equals a known key."""
     text = raw.decode("utf-8", "replace")
     if "\\" not in text:
         return text
@@ -95,7 +97,7 @@ def said(raw: bytes) -> str:
 
 
 def _value_end(text: bytes, place: int) -> int:
-    """The end of a value of any kind; brackets of both kinds count alike."""
+    """Return the end of a value of any kind; brackets of both kinds count alike."""
     first = text[place : place + 1]
     if first == b'"':
         found = STRING.match(text, place)

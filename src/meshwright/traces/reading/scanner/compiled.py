@@ -1,4 +1,4 @@
-"""Scanning with scanner.c and the files below it, built on first use."""
+"""Scan with scanner.c and the files below it, built on first use."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ WIDTHS = (np.uint8, np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, 
 
 
 class Status(IntEnum):
-    """Why scanning stopped; as in event.c."""
+    """Reason why scanning stopped; as in event.c."""
 
-    MORE = 0  # the text at hand is used up
+    MORE = 0  # the loaded text is used up
     DONE = 1  # the list has ended
-    BAD = 2  # here is no JSON
+    BAD = 2  # invalid JSON
     NO_MEMORY = 3
 
 
 class CompiledScanner:
-    """Takes events from text; about 500 MB/s on one core."""
+    """Scanner in C; about 500 MB/s on one core."""
 
     def __init__(self) -> None:
         self._library = _library()
         self._scanner = self._library.begin()
         if not self._scanner:
             raise MemoryError
-        # Kept: the scanner looks into them.
+        # Kept alive: the scanner points into them.
         self._words = [ctypes.create_string_buffer(key.word.encode()) for key in OUTER + INNER]
         for slot, (key, word) in enumerate(zip(OUTER + INNER, self._words, strict=True)):
             self._library.want(self._scanner, word, slot, key.kind, slot >= len(OUTER), key.table)
@@ -45,7 +45,7 @@ class CompiledScanner:
             self._library.finish(self._scanner)
 
     def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
-        """Take the whole events in data[start:end], which zeros follow; where it came to, and why it stopped."""
+        """Take the complete events in data[start:end], which is zero-padded; return the position and why it stopped."""
         place = self._library.scan(self._scanner, data.ctypes.data, start, end)
         status = Status(self._library.status(self._scanner))
         if status is Status.NO_MEMORY:
@@ -56,7 +56,7 @@ class CompiledScanner:
         return int(self._library.rows(self._scanner))
 
     def scanned(self) -> Scanned:
-        """The columns, which leave the scanner: nothing is held twice, and nothing can be scanned any more."""
+        """Return the columns and hand over their memory: nothing is held twice, and nothing more can be scanned."""
         rows = self.rows()
         columns: list[Any] = [
             self._own(self._library.column(self._scanner, which), rows, width) for which, width in enumerate(WIDTHS)
@@ -80,7 +80,7 @@ class CompiledScanner:
         )
 
     def _own(self, address: int | None, count: int, width: Any) -> NDArray[Any]:
-        """An array over memory of the scanner's, freed with it."""
+        """Return an array over memory of the scanner, freed with it."""
         if not address:
             return np.zeros(0, width)
         memory = (ctypes.c_char * (count * np.dtype(width).itemsize)).from_address(address)

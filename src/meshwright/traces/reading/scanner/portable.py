@@ -1,4 +1,4 @@
-"""Scanning without a compiler: NumPy finds where events end, msgspec takes them apart; the same columns, slower."""
+"""Scan without a compiler: NumPy finds the ends of events, msgspec parses them; the same columns, slower."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KEYS = [keys_of(table).values() for table in TABLES]
 
 
 class PortableScanner:
-    """Takes events from text, as `CompiledScanner` does."""
+    """Scanner with the interface of `CompiledScanner`."""
 
     def __init__(self) -> None:
         self._columns = [_column(width) for width in WIDTHS]
@@ -58,7 +58,7 @@ class PortableScanner:
         self._counts = dict.fromkeys(COUNTS, 0)
 
     def scan(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
-        """Take the whole events in data[start:end]; where it came to, and why it stopped."""
+        """Take the complete events in data[start:end]; return the position and why it stopped."""
         found = split(data[start:end])
         whole = start + max(found.stop, 0)
         if found.done and data[whole] != END:
@@ -72,7 +72,7 @@ class PortableScanner:
         return (whole + 1, Status.DONE) if found.done else self._carefully(data, whole, end)
 
     def _carefully(self, data: NDArray[np.uint8], start: int, end: int) -> tuple[int, Status]:
-        """Take events with something unusual among them, or the beginning of one."""
+        """Take events one by one, if there is something unusual among them, or an incomplete one."""
         found, place, status = items(data[start:end].tobytes())
         for event in found:
             if event is None:
@@ -144,13 +144,13 @@ def _column(width: Any) -> array[int]:
 
 
 def _as_array(column: array[int]) -> NDArray[Any]:
-    """Over the same memory."""
+    """Return a NumPy array over the same memory."""
     width = np.dtype(column.typecode)
     return np.frombuffer(column, width) if column else np.zeros(0, width)
 
 
 def _is_text(text: bytes) -> bool:
-    """Strings are, and whole numbers as they are written: groups are named so or so."""
+    """Return True for strings and for whole numbers as written: groups are named in both ways."""
     return text[:1] == b'"' or text.removeprefix(b"-").isdigit()
 
 
@@ -174,7 +174,7 @@ def _phase(raw: Any) -> int:
 
 
 def number(raw: Any, power: int) -> int:
-    """A JSON number, also one in quotes, times ten to the power, rounded half away from zero; NONE where it is none.
+    """Return a JSON number, also one in quotes, times 10**power, rounded half away from zero; NONE if it is none.
 
     >>> number(b"1712195495520870.9265", 3)
     1712195495520870927

@@ -1,4 +1,4 @@
-"""Where the items of a JSON list end, found with NumPy: for the scanner that does without a compiler."""
+"""Find the ends of a JSON list's items with NumPy, for the portable scanner."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ QUOTE, BACKSLASH = ord('"'), ord("\\")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What a piece of a list's text holds."""
+    """Items in a piece of a list's text."""
 
-    spans: NDArray[np.int64]  # first byte and the one after the last, of each whole object or list
-    stop: int  # up to here all items are whole; -1: none is
+    spans: NDArray[np.int64]  # first byte and the one after the last, of each complete object or list
+    stop: int  # up to here all items are complete; -1: none is
     done: bool  # a bracket that ends the list is at `stop`
 
 
 def split(text: NDArray[np.uint8]) -> Split:
-    """
+    """Split a piece of a list's text into items.
+
     >>> found = split(np.frombuffer(b'{"a": "}"}, {}, {"b', np.uint8))
     >>> found.spans.tolist(), found.stop, found.done
     ([[0, 10], [12, 14]], 14, False)
@@ -37,7 +38,7 @@ def split(text: NDArray[np.uint8]) -> Split:
     depth = np.cumsum(steps)
     ends = np.flatnonzero(depth < 0)
     done = len(ends) > 0
-    if done:  # the list's own bracket; what follows it is not the list's
+    if done:  # the list's own bracket; what follows is outside the list
         places, steps, depth, stop = places[: ends[0]], steps[: ends[0]], depth[: ends[0]], int(places[ends[0]])
     firsts, lasts = places[(depth == 1) & (steps == 1)], places[depth == 0]
     spans = np.stack([firsts[: len(lasts)], lasts + 1], axis=1)
@@ -47,7 +48,7 @@ def split(text: NDArray[np.uint8]) -> Split:
 
 
 def _escaped(text: NDArray[np.uint8], quotes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which quotes follow an odd number of backslashes."""
+    """Return True for quotes that follow an odd number of backslashes."""
     places = np.flatnonzero(text != BACKSLASH)
     before = np.searchsorted(places, quotes) - 1  # the last other byte before each quote
     start = np.where(before >= 0, places[before], -1)
