@@ -8,5 +8,5 @@
 - `prices`: what every sort of layer costs under every choice
 - `pruning`: a first look at choices
 - `relaxation`: what memory costs at least
-- `step_time`: the time of a step for many candidates at once
+- `step_time`: seconds of a step at least, in closed form
 """
