@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from meshwright.cost.step.pipeline import simulate
+from meshwright.cost.step.pipeline import StageTimes, durations, ends, simulate
 from meshwright.plans.action_table import _walked, action_table, in_flight
 from meshwright.plans.schedule import Schedule
-from meshwright.search.bounds.step_time import StageTimes, alive, durations, ends, least_ends, most_alive, warm_up
+from meshwright.search.bounds.step_time import alive, least_ends, most_alive, warm_up
 
 SCHEDULES = [
     ("gpipe", 1),

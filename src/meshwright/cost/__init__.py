@@ -6,10 +6,10 @@ Functions that price bytes or seconds need numpy, which is loaded on first use.
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cost.runtime import RUNTIMES, Runtime, runtime
-from meshwright.cost.step.pipeline import Event, Timeline, simulate
 
 if TYPE_CHECKING:
     from meshwright.cost.memory.device_memory import fits, plan_memory
+    from meshwright.cost.step.pipeline import Event, Timeline, simulate
 
 __all__ = ["RUNTIMES", "Event", "Runtime", "Timeline", "fits", "plan_memory", "runtime", "simulate"]
 
@@ -19,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from meshwright.cost.memory import device_memory
 
         return getattr(device_memory, name)
+    if name in {"Event", "Timeline", "simulate"}:
+        from meshwright.cost.step import pipeline
+
+        return getattr(pipeline, name)
     raise AttributeError(f"module 'meshwright.cost' has no attribute '{name}'")

@@ -14,6 +14,7 @@ from meshwright.frameworks.contract import Exported, Format
 from meshwright.frameworks.shared.launch_command import processes
 from meshwright.frameworks.shared.nearest_plan import Draft
 from meshwright.frameworks.shared.texts import yaml
+from meshwright.frameworks.shared.uniform_plan import dealt
 from meshwright.plans import Job, Plan
 from meshwright.plans.strategy import Strategy
 
@@ -67,10 +68,9 @@ def _narrow(draft: Draft, megatron: bool) -> None:
 
 
 def _even(draft: Draft) -> None:
-    """Divide blocks evenly, as Megatron does by default; AReaL can express no other division."""
-    blocks, count = draft.uniform.blocks, len(draft.uniform.blocks)
-    each, extra = divmod(sum(blocks), count)
-    even = tuple(each + (stage < extra) for stage in range(count))
+    """Megatron deals blocks out evenly where nothing else is said, and this is all AReaL says."""
+    blocks = draft.uniform.blocks
+    even = dealt(sum(blocks), len(blocks))
     if blocks != even:
         draft.missing.append(f"stages of {', '.join(map(str, blocks))} blocks: dealt evenly")
         draft.uniform = replace(draft.uniform, blocks=even)

@@ -6,14 +6,11 @@ actor). It runs DeepSpeed, with AutoTP and ring attention.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshwright.frameworks.contract import Exported, Format
 from meshwright.frameworks.shared.launch_command import processes
 from meshwright.frameworks.shared.nearest_plan import Draft
 from meshwright.frameworks.shared.texts import script
 from meshwright.plans import Job, Plan
-from meshwright.plans.document import Overlap
 
 _FILL = ("--model.model_name_or_path and --data.dataset, with --data.input_key: your model and data",)
 
@@ -57,11 +54,7 @@ def _narrow(draft: Draft) -> None:
     if draft.uniform.strategy.offload.optimizer and not strategy.zero:
         draft.say("zero=0: ZeRO-1 instead, without which the optimizer stays on the device", zero=1)
     draft.whole_group()
-    overlap = draft.uniform.overlap
-    usual = Overlap(gradients=overlap.gradients, parameters=overlap.gradients)
-    if overlap != usual:
-        draft.missing.append("overlap: one switch for gradients and parameters (--ds.overlap_comm)")
-        draft.uniform = replace(draft.uniform, overlap=usual)
+    draft.one_overlap("overlap: one switch for gradients and parameters (--ds.overlap_comm)")
     draft.only_precision("bf16", "fp16")
     draft.only_optimizer("adamw", "muon")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,6 +13,7 @@ from meshwright.base.tables import Table
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev", "custom"]
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per group: down the groups, then back up
 Action = tuple[int, str, int]  # stage, kind (F forward, B backward, I input gradient, W weight gradient), micro-batch
+Order = list[tuple[int, Action, int]]  # group, its action, and where in the list its input from another group is, or -1
 
 
 class Schedule(Table, frozen=True, kw_only=True):
@@ -92,34 +93,47 @@ def table_faults(schedule: Schedule, stages: int, micro_batches: int) -> Iterato
                 row = group_of_stage(schedule, stages, stage)
                 yield row, f"stage {stage} needs one F and one B (or I and W) of micro-batch {m}"
                 return
-    if stuck := _stuck(rows, stages):
-        yield stuck
+    if stuck := in_order(rows)[1]:
+        yield stuck[0], f"{''.join(map(str, stuck[1]))} waits for an action that never comes before it"
 
 
-def _stuck(rows: list[list[Action]], stages: int) -> tuple[int, str] | None:
-    """Run the rows against one another and return the first that waits for ever, if any."""
-    done: set[Action] = set()
+def in_order(rows: Sequence[Sequence[Action]]) -> tuple[Order, tuple[int, Action] | None]:
+    """Return all actions of a table, each after those it needs, and the first that waits for ever, with its group.
+
+    The order holds for any times. Every stage belongs to one group, which does its actions one after the other.
+
+    >>> in_order([[(0, "F", 0), (0, "B", 0)], [(1, "F", 0), (1, "B", 0)]])[0]
+    [(0, (0, 'F', 0), -1), (1, (1, 'F', 0), 0), (1, (1, 'B', 0), -1), (0, (0, 'B', 0), 2)]
+    """
+    stages = 1 + max((action[0] for row in rows for action in row), default=0)
+    found: Order = []
+    forwards: list[dict[int, int]] = [{} for _ in range(stages)]
+    backwards: list[dict[int, int]] = [{} for _ in range(stages)]
     position = [0] * len(rows)
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for group, row in enumerate(rows):
+            at = position[group]
+            while at < len(row) and (source := _source(row[at], forwards, backwards)) is not None:
+                stage, kind, m = action = row[at]
+                if kind != "W":
+                    (forwards if kind == "F" else backwards)[stage][m] = len(found)
+                found.append((group, action, source if source >= 0 and found[source][0] != group else -1))
+                at += 1
+            position[group] = at
+    rest = ((group, row[at]) for group, (row, at) in enumerate(zip(rows, position, strict=True)) if at < len(row))
+    return found, next(rest, None)
 
-    def ready(action: Action) -> bool:
-        stage, kind, m = action
-        if kind == "F":
-            return stage == 0 or (stage - 1, "F", m) in done
-        if kind == "W":
-            return (stage, "I", m) in done
-        after = stage == stages - 1 or bool({(stage + 1, "B", m), (stage + 1, "I", m)} & done)
-        return (stage, "F", m) in done and after
 
-    moved = True
-    while moved:
-        moved = False
-        for row, actions in enumerate(rows):
-            while position[row] < len(actions) and ready(actions[position[row]]):
-                done.add(actions[position[row]])
-                position[row] += 1
-                moved = True
-    for row, actions in enumerate(rows):
-        if position[row] < len(actions):
-            stage, kind, m = actions[position[row]]
-            return row, f"{stage}{kind}{m} waits for an action that never comes before it"
-    return None
+def _source(action: Action, forwards: list[dict[int, int]], backwards: list[dict[int, int]]) -> int | None:
+    """Return the place of the result that an action waits for, -1 if it is its own stage's, None if it is missing.
+
+    `forwards`, `backwards`: places per stage and micro-batch; of a backward pass in halves, that of the first.
+    """
+    stage, kind, m = action
+    if kind == "F":
+        return forwards[stage - 1].get(m) if stage else -1
+    if m not in (backwards if kind == "W" else forwards)[stage]:
+        return None
+    return backwards[stage + 1].get(m) if kind != "W" and stage + 1 < len(backwards) else -1

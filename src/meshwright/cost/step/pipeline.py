@@ -1,25 +1,32 @@
 """Simulate one step of a pipeline: start, end and waiting of every action of each group.
 
-The result is exact for any schedule, any stage times, micro-batches of different cost, and transfers between groups.
-With equal stages and free transfers it equals the closed forms (Narayanan et al., 2021):
+`simulate` runs one pipeline and keeps its events; `ends` runs many candidates of one schedule at once.
 
-- GPipe and 1F1B take (m + p - 1)(f + b)
-- the interleaved form takes (m v + p - 1)(f + b), with f and b the times of one of its stages
+Exact for any schedule, any stage times, micro-batches of different cost, and transfers between groups. Where closed
+forms hold (equal stages, free transfers) it equals them: GPipe and 1F1B take (m + p - 1)(f + b), the interleaved form
+(m v + p - 1)(f + b) with f and b the times of one of its stages (Narayanan et al., 2021).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from meshwright.errors import InputError
-from meshwright.plans.action_table import ActionTable
-from meshwright.plans.schedule import Action
+from meshwright.plans.action_table import ActionTable, action_table
+from meshwright.plans.schedule import Action, Order, Schedule, in_order
 
+Array = Any
 Duration = Callable[[Action], float]
 Transfer = Callable[[int, int], float]
+_KINDS = "FBIW"
+_FEW = 6  # candidates that are simulated one by one
 
 
 class Event(NamedTuple):
@@ -72,57 +79,82 @@ def simulate(table: ActionTable, duration: Duration, transfer: Transfer = lambda
     >>> simulate(table, lambda action: 1.0 if action[1] == "F" else 2.0).seconds  # (8 + 4 - 1) x (1 + 2)
     33.0
     """
-    clock, position = [0.0] * len(table), [0] * len(table)
+    order, stuck = in_order(table)
+    if stuck:
+        raise InputError(f"the table never gets past {''.join(map(str, stuck[1]))}: it waits for what comes later")
+    last = max(action[0] for _, action, _ in order)
+    seconds = (duration(action) for _, action, _ in order)
+    down, up = [transfer(s, s + 1) for s in range(last)], [transfer(s + 1, s) for s in range(last)]
+    starts, stops, _ = _run(order, len(table), seconds, down, up, 0.0, max)
     events: list[list[Event]] = [[] for _ in table]
-    ready, finish = _results(table, transfer)
-    moved = True
-    while moved:
-        moved = False
-        for group, row in enumerate(table):
-            at, now = position[group], clock[group]
-            while at < len(row) and (earliest := ready(row[at])) >= 0:
-                action = row[at]
-                start = now if now > earliest else earliest
-                now = start + duration(action)
-                finish(action, now)
-                events[group].append(Event(group, *action, start, now))
-                at += 1
-            moved = moved or at > position[group]
-            position[group], clock[group] = at, now
-    waiting = [row[at] for row, at in zip(table, position, strict=True) if at < len(row)]
-    if waiting:
-        raise InputError(f"the table never gets past {''.join(map(str, waiting[0]))}: it waits for what comes later")
-    return Timeline(tuple(event for row in events for event in row), len(table))
+    for (group, action, _), start, stop in zip(order, starts, stops, strict=True):
+        events[group].append(Event(group, *action, start, stop))
+    return Timeline(tuple(chain.from_iterable(events)), len(table))
 
 
-def _results(
-    table: ActionTable, transfer: Transfer
-) -> tuple[Callable[[Action], float], Callable[[Action, float], None]]:
-    """Return functions for the earliest start of an action (-1 if an input is missing) and for noting its end."""
-    home = {action[0]: group for group, row in enumerate(table) for action in row}
-    last, count = max(home), 1 + max(action[2] for row in table for action in row)
-    hop = {(a, b): transfer(a, b) if home[a] != home[b] else 0.0 for a in home for b in (a - 1, a, a + 1) if b in home}
-    forwards = [[-1.0] * count for _ in range(last + 1)]
-    backwards = [[-1.0] * count for _ in range(last + 1)]  # whole backwards, or input gradients
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of one micro-batch, for many candidates: arrays of (candidate, stage); `send` of (candidate, stage - 1)."""
 
-    def ready(action: Action) -> float:
-        stage, kind, m = action
-        if kind == "F":
-            before = 0.0 if stage == 0 else forwards[stage - 1][m]
-            return before if stage == 0 or before < 0 else before + hop[stage - 1, stage]
-        if kind == "W":
-            return backwards[stage][m]
-        own = forwards[stage][m]
-        if own < 0 or stage == last:
-            return own
-        after = backwards[stage + 1][m]
-        return after if after < 0 else max(own, after + hop[stage + 1, stage])
+    forward: Array
+    backward: Array
+    weight: Array  # the part of the backward pass that may wait
+    send: Array  # while the receiver waits
+    blocking: Array  # of it, what keeps the sender busy too: 0 or the same as `send`
 
-    def finish(action: Action, end: float) -> None:
-        stage, kind, m = action
-        if kind == "F":
-            forwards[stage][m] = end
-        elif kind != "W":
-            backwards[stage][m] = end
 
-    return ready, finish
+def durations(times: StageTimes) -> tuple[dict[str, Array], Array]:
+    """Return the (candidate, stage) seconds of every kind of action, and the delay between a stage and the next."""
+    forward, backward = times.forward.copy(), times.backward.copy()
+    weight = np.minimum(times.weight, times.backward)
+    forward[:, :-1] += times.blocking
+    backward[:, 1:] += times.blocking
+    part = times.backward - weight
+    part[:, 1:] += times.blocking
+    return {"F": forward, "B": backward, "I": part, "W": weight}, times.send - times.blocking
+
+
+def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
+    """Return when each group has done its last action (candidate, group), equal to `simulate` to the last digit."""
+    kinds, delay = durations(times)
+    columns = np.concatenate([kinds[kind] for kind in _KINDS], axis=1)
+    order, spread = _ordered(schedule, groups, micro_batches)
+    count = len(columns)
+    if count > _FEW:
+        seconds, hop = spread(list(np.ascontiguousarray(columns.T))), list(delay.T)
+        return np.stack(_run(order, groups, seconds, hop, hop, np.zeros(count), np.maximum)[2], 1)
+    each = zip(map(spread, columns.tolist()), delay.tolist(), strict=True)
+    return np.array([_run(order, groups, seconds, hop, hop, 0.0, max)[2] for seconds, hop in each]).reshape(-1, groups)
+
+
+@lru_cache(maxsize=64)
+def _ordered(
+    schedule: Schedule, groups: int, micro_batches: int
+) -> tuple[Order, Callable[[list[Array]], tuple[Array, ...]]]:
+    """Return all actions in order, and a function from the seconds of every (kind, stage) to those of every action."""
+    order, _ = in_order(action_table(schedule, groups, micro_batches))
+    stages = groups * schedule.virtual
+    return order, itemgetter(*(_KINDS.index(kind) * stages + stage for _, (stage, kind, _), _ in order))
+
+
+def _run(
+    order: Order, groups: int, seconds: Iterable[Array], down: list[Array], up: list[Array],
+    zero: Array, later: Callable[..., Array],
+) -> tuple[list[Array], list[Array], list[Array]]:  # fmt: skip
+    """Return when each action starts, when it ends, and when each group ends.
+
+    `seconds` are those of every action; `down` and `up` those of a transfer from each stage to the next, and back.
+    Times are arrays of candidates, or plain numbers, which are faster for a few candidates.
+    """
+    clock = [zero] * groups
+    starts: list[Array] = []
+    stops: list[Array] = []
+    for (group, action, source), length in zip(order, seconds, strict=True):
+        start = clock[group]
+        if source >= 0:
+            stage, kind, _ = action
+            start = later(start, stops[source] + (down[stage - 1] if kind == "F" else up[stage]))
+        clock[group] = stop = start + length
+        starts.append(start)
+        stops.append(stop)
+    return starts, stops, clock

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
 
+import numpy as np
+
 from meshwright.cost.compression import Codec
 from meshwright.cost.constants import DEFAULT, Constants
 from meshwright.cost.layers.collectives import send_seconds
@@ -15,11 +17,10 @@ from meshwright.cost.layers.placement import StagePlacement
 from meshwright.cost.layers.stage import StageTime, stage_time
 from meshwright.cost.memory.device_memory import sorts_of_devices, stages_of
 from meshwright.cost.runtime import Runtime, cut_of
-from meshwright.cost.step.pipeline import Timeline, simulate
+from meshwright.cost.step.pipeline import StageTimes, Timeline, durations, simulate
 from meshwright.cost.step.update import Sites, gradient_seconds, optimizer_seconds
 from meshwright.plans import Job, Pipeline, Span
 from meshwright.plans.action_table import action_table
-from meshwright.plans.schedule import Action
 from meshwright.plans.spans import layers_of
 
 _LOOKED_AT = 32  # devices of a stage whose links to the next are compared
@@ -82,7 +83,11 @@ def pipeline_time(
     sends = [_send(job, pipeline, s, runtime, constants) for s in range(len(pipeline.stages) - 1)]
     table = action_table(pipeline.schedule, groups, pipeline.micro_batches)
     blocking = 0.0 if runtime.overlap_pipeline else 1.0  # a blocking send is part of the sender's action
-    timeline = simulate(table, _durations(times, sends, blocking), lambda a, b: (1 - blocking) * sends[min(a, b)])
+    send = np.array([sends])
+    forward, backward, weight = np.array([[t.forward, t.backward, t.weight_gradient] for t in times]).T[:, None]
+    kinds, delay = durations(StageTimes(forward, backward, weight, send, blocking * send))
+    seconds, delays = {kind: value[0].tolist() for kind, value in kinds.items()}, delay[0].tolist()
+    timeline = simulate(table, lambda action: seconds[action[1]][action[0]], lambda a, b: delays[min(a, b)])
     reduced = [gradient_seconds(job, pipeline, g, sites, codecs) for g in range(groups)]
     settled = [_settled(pipeline, g, times, *reduced[g], sites, constants) for g in range(groups)]
     exposed, covered = ([pair[i] for pair in settled] for i in (0, 1))
@@ -134,20 +139,6 @@ def _send(job: Job, pipeline: Pipeline, index: int, runtime: Runtime, constants:
     few = {*range(0, len(ours), max(len(ours) // _LOOKED_AT, 1)), len(ours) - 1}
     pairs = {(ours[i], theirs[i * len(theirs) // len(ours)]) for i in few}
     return max(send_seconds(job.cluster, moved, a, b, constants) for a, b in pairs)
-
-
-def _durations(times: tuple[StageTime, ...], sends: list[float], blocking: float) -> Callable[[Action], float]:
-    """Return the seconds of an action; synchronous sends keep the sender busy."""
-    ahead = [*(blocking * s for s in sends), 0.0]
-    back = [0.0, *(blocking * s for s in sends)]
-    seconds = {}
-    for stage, time in enumerate(times):
-        weight = min(time.weight_gradient, time.backward)
-        seconds[stage, "F"] = time.forward + ahead[stage]
-        seconds[stage, "B"] = time.backward + back[stage]
-        seconds[stage, "I"] = time.backward - weight + back[stage]
-        seconds[stage, "W"] = weight
-    return lambda action: seconds[action[0], action[1]]
 
 
 def _settled(

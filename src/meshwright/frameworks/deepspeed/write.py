@@ -6,7 +6,6 @@ runtime/tensor_parallel/config.py, module_inject/auto_ep_config.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwright.base.files import pretty_json
@@ -61,18 +60,8 @@ def _narrow(draft: Draft) -> None:
     draft.only_schedules("1f1b")
     draft.only_precision("bf16", "fp16", "fp32")
     draft.only_optimizer(*OPTIMIZERS)
-    _overlap(draft)
-
-
-def _overlap(draft: Draft) -> None:
-    """Set the one switch that overlaps gradients and gathered parameters."""
-    overlap = draft.uniform.overlap
-    usual = type(overlap)(gradients=overlap.gradients, parameters=overlap.gradients)
-    if overlap != usual:
-        draft.missing.append(
-            f"overlap: overlap_comm={str(overlap.gradients).lower()} for gradients and parameters alike"
-        )
-        draft.uniform = replace(draft.uniform, overlap=usual)
+    on = str(draft.uniform.overlap.gradients).lower()
+    draft.one_overlap(f"overlap: overlap_comm={on} for gradients and parameters alike")
 
 
 def _table(draft: Draft) -> dict[str, Any]:

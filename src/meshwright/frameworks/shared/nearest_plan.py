@@ -11,9 +11,9 @@ from msgspec.structs import replace as changed
 
 from meshwright.errors import InputError
 from meshwright.frameworks.contract import Inexpressible
-from meshwright.frameworks.shared.uniform_plan import Uniform, plan_of, settle
+from meshwright.frameworks.shared.uniform_plan import Uniform, dealt, plan_of, settle
 from meshwright.plans import Job, Plan
-from meshwright.plans.document import Pipeline
+from meshwright.plans.document import Overlap, Pipeline
 from meshwright.plans.schedule import Schedule, group_of_stage
 from meshwright.plans.strategy import Offload
 
@@ -160,12 +160,25 @@ class Draft:
             self.missing.append(f"optimizer={self.job.optimizer}: adamw instead")
             self.job = replace(self.job, optimizer="adamw")
 
+    def only_overlap(self, overlap: Overlap, line: str) -> None:
+        """Other communication under computation, and why."""
+        if self.uniform.overlap != overlap:
+            self.missing.append(line)
+            self.uniform = replace(self.uniform, overlap=overlap)
+
+    def one_overlap(self, line: str) -> None:
+        """One switch hides gradients and gathered parameters."""
+        gradients = self.uniform.overlap.gradients
+        self.only_overlap(Overlap(gradients=gradients, parameters=gradients), line)
+
     def no_overlap_choices(self) -> None:
-        """Drop the choice of overlap: the framework decides it."""
-        usual = type(self.uniform.overlap)()
-        if self.uniform.overlap != usual:
-            self.missing.append("overlap: decided by the framework")
-            self.uniform = replace(self.uniform, overlap=usual)
+        """A framework decides on its own what travels under what."""
+        self.only_overlap(Overlap(), "overlap: decided by the framework")
+
+    def dealt_evenly(self) -> None:
+        """1F1B of stages with as many blocks each, as near as they go."""
+        uniform = self.uniform
+        self.uniform = replace(uniform, schedule=Schedule(), blocks=dealt(sum(uniform.blocks), uniform.groups))
 
     def whole_group(self) -> None:
         """Shard ZeRO over all replicas."""

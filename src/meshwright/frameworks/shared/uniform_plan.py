@@ -155,9 +155,18 @@ def _none_empty(model: Model, counts: list[int], missing: list[str]) -> tuple[in
         raise Inexpressible(
             f"{len(counts)} stages share {sum(counts)} blocks; other frameworks give a stage whole ones"
         )
-    each, extra = divmod(sum(counts), len(counts))
     missing.append("stages of less than a block: blocks are dealt evenly")
-    return tuple(each + (stage < extra) for stage in range(len(counts)))
+    return dealt(sum(counts), len(counts))
+
+
+def dealt(blocks: int, stages: int) -> tuple[int, ...]:
+    """Return the blocks of each stage, as even as they go.
+
+    >>> dealt(7, 3)
+    (3, 2, 2)
+    """
+    each, extra = divmod(blocks, stages)
+    return tuple(each + (stage < extra) for stage in range(stages))
 
 
 def _block_starts(model: Model) -> list[int]:

@@ -5,8 +5,8 @@
 - `lower_bounds`: lower bounds on a shape's plans, for many choices and several cuts at once
 - `memory_fit`: the best modes of one device group
 - `pipeline_shapes`: pipelines of one shape
-- `prices`: cost of every kind of layer under every choice
-- `pruning`: cheap bounds that drop choices early
-- `relaxation`: lower bound on the cost of memory
-- `step_time`: the time of a step for many candidates at once
+- `prices`: what every sort of layer costs under every choice
+- `pruning`: a first look at choices
+- `relaxation`: what memory costs at least
+- `step_time`: seconds of a step at least, in closed form
 """

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.step.pipeline import StageTimes
 from meshwright.search.bounds.pipeline_shapes import Setting, Shape, keeps_received, received, sends, stages_of
 from meshwright.search.bounds.prices import Columns, Prices, away_rate
 from meshwright.search.bounds.relaxation import Relaxed
 from meshwright.search.bounds.step_time import (
     SPLIT,
-    StageTimes,
     alive,
     busy_ends,
     least_ends,

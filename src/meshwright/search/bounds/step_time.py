@@ -1,50 +1,23 @@
-"""Time of a step for many candidates at once: bounds in closed form, and the schedule event by event.
+"""Bounds of the time of a step in closed form, for many candidates at once.
 
-Candidates share a schedule and differ in the times of their stages. A bound never exceeds the event simulation, so most
-candidates need no simulation. The simulation equals `cost.simulate` to the last digit.
+Candidates share a schedule and differ in the times of their stages. A bound is never above the event simulation
+(`cost.step.pipeline.ends`), so that most candidates need not be simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from meshwright.plans.action_table import action_table, rounds
-from meshwright.plans.schedule import Action, Schedule, group_of_stage
+from meshwright.cost.step.pipeline import StageTimes, durations
+from meshwright.plans.action_table import rounds
+from meshwright.plans.schedule import Schedule, group_of_stage
 
 Array = Any
-_FEW = 6  # candidates that are simulated one by one
-SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that separate input and weight gradients
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds of one micro-batch: arrays of (candidate, stage); `send` of (candidate, stage - 1)."""
-
-    forward: Array
-    backward: Array
-    weight: Array  # the part of the backward pass that can be delayed
-    send: Array  # while the receiver waits
-    blocking: Array  # the part that keeps the sender busy: 0 or equal to `send`
-
-    @property
-    def input(self) -> Array:
-        return self.backward - np.minimum(self.weight, self.backward)
-
-
-def durations(times: StageTimes) -> tuple[dict[str, Array], Array]:
-    """Return (candidate, stage) seconds of every kind of action in the step, and the delay between two stages."""
-    forward, backward = times.forward.copy(), times.backward.copy()
-    weight = np.minimum(times.weight, times.backward)
-    forward[:, :-1] += times.blocking
-    backward[:, 1:] += times.blocking
-    part = times.backward - weight
-    part[:, 1:] += times.blocking
-    return {"F": forward, "B": backward, "I": part, "W": weight}, times.send - times.blocking
+SPLIT = {"zero-bubble", "zbv", "dualpipev"}  # schedules that part input and weight gradients
 
 
 @lru_cache(maxsize=4096)
@@ -173,80 +146,6 @@ def membership(schedule: Schedule, stages: int) -> Array:
     """Return (stage, group): 1 where the group runs the stage."""
     homes = _homes(schedule, stages)
     return (homes[:, None] == np.arange(homes.max() + 1)).astype(float)
-
-
-@lru_cache(maxsize=64)
-def _in_order(schedule: Schedule, groups: int, micro_batches: int) -> tuple[tuple[int, Action], ...]:
-    """Return all actions, each after those it needs, as (group, action). The order does not depend on times."""
-    table = action_table(schedule, groups, micro_batches)
-    last = groups * schedule.virtual - 1
-    done: set[tuple[int, str, int]] = set()
-    at = [0] * groups
-    found: list[tuple[int, Action]] = []
-    moved = True
-    while moved:
-        moved = False
-        for g, row in enumerate(table):
-            while at[g] < len(row) and _ready(row[at[g]], last, done):
-                stage, kind, m = row[at[g]]
-                done.add((stage, "F" if kind == "F" else kind if kind == "W" else "B", m))
-                found.append((g, row[at[g]]))
-                at[g] += 1
-                moved = True
-    return tuple(found)
-
-
-def _ready(action: Action, last: int, done: set[tuple[int, str, int]]) -> bool:
-    stage, kind, m = action
-    if kind == "F":
-        return stage == 0 or (stage - 1, "F", m) in done
-    if kind == "W":
-        return (stage, "B", m) in done
-    return (stage, "F", m) in done and (stage == last or (stage + 1, "B", m) in done)
-
-
-def ends(schedule: Schedule, groups: int, micro_batches: int, times: StageTimes) -> Array:
-    """Return (candidate, group): the end of each group's last action, by simulation."""
-    seconds, delay = durations(times)
-    stages = times.forward.shape[1]
-    home = _homes(schedule, stages)
-    hop = (delay * (home[1:] != home[:-1])).T
-    order = _in_order(schedule, groups, micro_batches)
-    if len(times.forward) > _FEW:
-        columns = {kind: list(np.ascontiguousarray(value.T)) for kind, value in seconds.items()}
-        return np.stack(
-            _run(order, micro_batches, groups, columns, list(hop), np.zeros(len(times.forward)), np.maximum), 1
-        )
-    found = []
-    for i in range(len(times.forward)):
-        one = {kind: value[i].tolist() for kind, value in seconds.items()}
-        found.append(_run(order, micro_batches, groups, one, hop[:, i].tolist(), 0.0, max))
-    return np.array(found).reshape(-1, groups)
-
-
-def _run(
-    order: tuple[tuple[int, Action], ...], micro_batches: int, groups: int, columns: dict[str, list[Array]],
-    hop: list[Array], zero: Array, later: Callable[[Array, Array], Array],
-) -> list[Array]:  # fmt: skip
-    """Return the end of each group; times are arrays, or plain numbers, which are faster for a few candidates."""
-    stages = len(columns["F"])
-    clock = [zero] * groups
-    forwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
-    backwards: list[list[Array]] = [[zero] * micro_batches for _ in range(stages)]
-    last = stages - 1
-    for g, (stage, kind, m) in order:
-        now = clock[g]
-        if kind == "F":
-            if stage:
-                now = later(now, forwards[stage - 1][m] + hop[stage - 1])
-            forwards[stage][m] = clock[g] = now + columns["F"][stage]
-        elif kind == "W":
-            clock[g] = now + columns["W"][stage]  # its input gradient ran on the same group
-        else:
-            if stage < last:
-                now = later(now, backwards[stage + 1][m] + hop[stage])
-            backwards[stage][m] = clock[g] = now + columns[kind][stage]
-    return clock
 
 
 def pick(times: StageTimes, rows: Array) -> StageTimes:

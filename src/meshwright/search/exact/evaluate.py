@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layers.collectives import send_seconds
+from meshwright.cost.step.pipeline import StageTimes, ends
 from meshwright.plans import in_flight
 from meshwright.search.bounds.lower_bounds import ending, free_times, joined, summed
 from meshwright.search.bounds.memory_fit import STEPS, Load, Range, Settled, extras, settle
 from meshwright.search.bounds.pipeline_shapes import Cuts, Found, Setting, Shape, received, stages_of
 from meshwright.search.bounds.prices import Prices
-from meshwright.search.bounds.step_time import StageTimes, ends, least_ends, membership, most_alive, pick
+from meshwright.search.bounds.step_time import least_ends, membership, most_alive, pick
 from meshwright.search.space.activation_modes import Mode
 from meshwright.search.space.cuts import Family
 

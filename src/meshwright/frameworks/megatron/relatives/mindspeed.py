@@ -6,24 +6,24 @@ docs/features/dualpipev.md (Ascend/MindSpeed, commit 1cd5d396eb).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace as changed
 
 from meshwright.frameworks.contract import Exported, Format, Inexpressible
 from meshwright.frameworks.megatron import script
 from meshwright.frameworks.megatron.arguments import Arguments
-from meshwright.frameworks.megatron.nearest_plan import Fit, schedule
+from meshwright.frameworks.megatron.nearest_plan import schedule
 from meshwright.frameworks.megatron.recompute import Repeated, operators_of
 from meshwright.frameworks.megatron.stages import is_mapped, joined, meant
 from meshwright.frameworks.megatron.write_model import config_of, shape_arguments
 from meshwright.frameworks.megatron.write_plan import batch_arguments
+from meshwright.frameworks.shared.nearest_plan import Draft
 from meshwright.frameworks.shared.uniform_plan import Uniform, settle
 from meshwright.models import Model
 from meshwright.models.attention import LatentAttention
 from meshwright.models.feed_forward import Moe
-from meshwright.plans import Job, Plan
+from meshwright.plans import Job, Offload, Plan
 
 FILE = "pretrain_mindspeed.sh"
 _REPEATS = {"recompute-norm": frozenset({"norm"}), "recompute-activation-function": frozenset({"activation"})}
@@ -78,33 +78,26 @@ def write(job: Job, plan: Plan) -> Exported:
 
 
 def _fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
-    """Return the nearest plan that MindSpeed-LLM runs."""
-    found = Fit(job, uniform, missing)
-    dual = uniform.schedule.name == "dualpipev" and _dual_pipe_runs(job, uniform)
-    found = found if dual else schedule(found)
-    uniform = found.uniform
+    """The nearest plan that MindSpeed-LLM runs."""
+    draft = Draft(job, uniform, missing)
+    if uniform.schedule.name != "dualpipev" or not _dual_pipe_runs(job, uniform):
+        schedule(draft)
+    uniform = draft.uniform
     if uniform.schedule.virtual > 1 and len(set(uniform.blocks)) > 1:
         missing.append("stages: with several stages per device group all have as many blocks; even stages, 1f1b")
-        groups = uniform.groups
-        each, extra = divmod(sum(uniform.blocks), groups)
-        uniform = replace(
-            uniform, blocks=tuple(each + (i < extra) for i in range(groups)), schedule=type(uniform.schedule)()
-        )
-        found = replace(found, uniform=uniform)
+        draft.dealt_evenly()
     strategy = uniform.strategy
     if strategy.zero >= 2:
-        found = found.strategy(f"zero: {strategy.zero} is not there; 1 instead", zero=1)
+        draft.say(f"zero: {strategy.zero} is not there; 1 instead", zero=1)
     if strategy.zero_group and strategy.zero_group != strategy.replicas:
-        found = found.strategy("zero_group: states are cut over all replicas", zero_group=0)
+        draft.say("zero_group: states are cut over all replicas", zero_group=0)
     kept = strategy.offload
     if kept.parameters or kept.activations or kept.optimizer not in {0.0, 1.0}:
         missing.append("offload: optimizer states as a whole (--swap-optimizer), nothing else")
-        kept = msgspec.structs.replace(kept, parameters=0.0, activations=0.0, optimizer=float(kept.optimizer > 0.5))
-        changed = msgspec.structs.replace(found.uniform.strategy, offload=kept)
-        found = replace(found, uniform=replace(found.uniform, strategy=changed))
-    if found.uniform.overlap.tensor_chunks > 1:
-        found = found.overlap("overlap: products of tensor parallelism are not cut into chunks", tensor_chunks=1)
-    return found.uniform
+        draft.set(offload=Offload(optimizer=float(kept.optimizer > 0.5)))
+    line = "overlap: products of tensor parallelism are not cut into chunks"
+    draft.only_overlap(changed(uniform.overlap, tensor_chunks=1), line)
+    return draft.uniform
 
 
 def _dual_pipe_runs(job: Job, uniform: Uniform) -> bool:
