@@ -34,7 +34,7 @@ from meshwright.run.options import Training
 from meshwright.run.parallel.apply import Values, apply
 from meshwright.run.parallel.fsdp import local
 from meshwright.run.parallel.parallel_model import Parallel
-from meshwright.run.parallel.stage_part import MicroBatch
+from meshwright.run.parallel.stage import MicroBatch
 from meshwright.run.precision.loss_scale import LossScale
 from meshwright.run.supervision.watchdog import SAVING, Watchdog
 

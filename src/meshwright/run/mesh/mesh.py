@@ -62,7 +62,9 @@ class SpanMesh:
         grid = torch.tensor(ranks).reshape([getattr(strategy, axis) for axis in names])
         folded = torch.tensor(ranks).reshape(-1, strategy.ep, strategy.etp)
         made = {} if made is None else made
-        tp, ulysses, ring, dp = (_axis_group(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp"))
+        tp, ulysses, ring, dp = (
+            _axis_group(grid, [names.index(axis)], made) for axis in ("tp", "ulysses", "ring", "dp")
+        )
         replicas = _axis_group(grid, [names.index(axis) for axis in ("dp", "ring", "ulysses")], made)
         others, ep, etp = (_axis_group(folded, [dim], made) for dim in range(3))
         apart = [names.index(axis) for axis in names if axis != "tp"]

@@ -15,10 +15,10 @@ from meshwright.compression.sync import Synchroniser
 from meshwright.plans import Plan
 from meshwright.run.mesh.shards import Interval, own_rows
 from meshwright.run.models.linear import Product
+from meshwright.run.parallel.executor import Executor
 from meshwright.run.parallel.fsdp import local, no_gradient
-from meshwright.run.parallel.pipeline import Train
 from meshwright.run.parallel.replica_sync import ReplicaSync
-from meshwright.run.parallel.stage_part import MicroBatch, SpanPart
+from meshwright.run.parallel.stage import MicroBatch, SpanPart
 from meshwright.run.parallel.tensor_parallel import partial
 
 
@@ -37,14 +37,14 @@ class Parallel:
     plan: Plan
     pipeline: int  # number of the pipeline that it works in
     spans: list[SpanPart]
-    train: Train
+    executor: Executor
     copies: ReplicaSync
 
     def rows(self, micro_batch: int) -> Interval:
         """Samples of the global batch that this process needs of a micro-batch."""
         first = sum(p.batch for p in self.plan.pipelines[: self.pipeline])
         first += micro_batch * self.plan.pipelines[self.pipeline].samples
-        own = [samples for stage in self.train.stages for samples in stage.part.own]
+        own = [samples for stage in self.executor.stages for samples in stage.own]
         return first + min(low for low, _ in own), first + max(high for _, high in own)
 
     def micro_batches(self, tokens: Tensor, documents: Tensor | None = None, step: int = 0) -> list[MicroBatch]:
@@ -57,35 +57,27 @@ class Parallel:
 
     def batch(self, micro_batch: int, step: int, tokens: Tensor, documents: Tensor | None = None) -> MicroBatch:
         """From the samples that `rows` asked for."""
-        own = [samples for stage in self.train.stages for samples in stage.part.own]
+        own = [samples for stage in self.executor.stages for samples in stage.own]
         return MicroBatch(tokens, documents, min(low for low, _ in own), self.rows(micro_batch)[0], step)
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, votes: float = 0.0) -> Outcome:
         """Gradients of all tokens of all processes, over `divisor`, in the parameters, and what all agree on."""
-        self._begin()
-        loss = self.train.step(batches, divisor)
+        loss = self.executor.step(batches, divisor)
         self.sum_gradients()
-        return self._agreed(loss, batches, votes)
-
-    def _begin(self) -> None:
-        """Backward passes in halves would leave the first gradient in the type of its weight."""
-        for weight in self.parameters() if self.train.halved else ():
-            if weight.requires_grad and weight.grad is None and weight.grad_dtype != weight.dtype:
-                weight.grad = no_gradient(weight)
+        return self.outcome(loss, batches, votes)
 
     def evaluate(self, batches: Sequence[MicroBatch], divisor: float) -> Outcome:
         """The same loss without gradients."""
-        return self._agreed(self.train.step(batches, divisor, backward=False), batches, 0.0)
+        return self.outcome(self.executor.step(batches, divisor, backward=False), batches, 0.0)
 
-    def _agreed(self, loss: Tensor, batches: Sequence[MicroBatch], votes: float) -> Outcome:
+    def outcome(self, loss: Tensor, batches: Sequence[MicroBatch], votes: float) -> Outcome:
         """Sums over all processes; members of a tensor-parallel line have the same losses."""
         said = torch.zeros(3, dtype=torch.float64, device=loss.device)
         said[2] = votes
-        if self.train.last:
-            last = self.train.stages[-1].part
-            if not last.spans[-1].mesh.tp.rank:
-                said[0] = loss
-                said[1] = sum(last.predicted(batch) for batch in batches)
+        last = self.executor.stages[-1]
+        if last.is_last and not last.spans[-1].mesh.tp.rank:
+            said[0] = loss
+            said[1] = sum(last.predicted(batch) for batch in batches)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(said)
         return Outcome(*said.tolist())
@@ -109,7 +101,7 @@ class Parallel:
         }  # of this process
         if not keys:
             return
-        device = self.train.stages[0].like.device
+        device = self.executor.like.device
         sizes = {piece.key: piece.box[0][1] for piece in self.copies.standing if piece.key in keys}
         load = torch.zeros(len(keys), max(sizes.values()), device=device)
         for i, key in enumerate(keys):

@@ -46,7 +46,7 @@ def gathered(part: Parallel, key: str) -> Tensor | None:
     In the type that is computed in, whatever it is kept in; what is no parameter in float32.
     """
     copies = part.copies
-    kind = torch.float32 if key.endswith(".correction") else part.train.stages[0].like.dtype
+    kind = torch.float32 if key.endswith(".correction") else part.executor.like.dtype
     mine = {piece: own for piece, own in copies.own.items() if piece.key == key and piece in copies.counted}
     views = {
         piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1]
