@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from meshwright.plans.action_table import ActionTable, action_table
 from meshwright.plans.schedule import Action, Schedule, ScheduleName
+from meshwright.run.mesh.mesh import local
 from meshwright.run.parallel.apply import apply
 from meshwright.run.parallel.executor import Transfer, made, needed, table_of, with_transfers
-from meshwright.run.parallel.fsdp import local
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, batches, plan_of, world_of
 from tests.run.pool import pool

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.plans.strategy import Strategy
 from meshwright.run.mesh.collectives import ALONE, AxisGroup, copied, gathered, scattered, summed
@@ -81,10 +82,14 @@ class SpanMesh:
 
     def enter(self, x: Tensor) -> Tensor:
         """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
+        if self.tp.size == 1:
+            return x
         return gathered(x, self.tp, 1) if self.sp else copied(x, self.tp)
 
     def leave(self, x: Tensor) -> Tensor:
         """Out of it: sums, of the own tokens under sequence parallelism."""
+        if self.tp.size == 1:
+            return x
         return scattered(x, self.tp, 1) if self.sp else summed(x, self.tp)
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
@@ -125,3 +130,8 @@ def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
 
 
 ONE = SpanMesh()  # no cut at all
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the own shard of a tensor that a mesh cuts, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

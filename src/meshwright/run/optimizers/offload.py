@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.memory.offload_share import on_host
-from meshwright.run.parallel.fsdp import local
+from meshwright.run.mesh.mesh import local
 
 _AHEAD = 2  # gradients that are on their way down while one is used
 Send = Callable[[Tensor], None]  # a new value, up to the weight

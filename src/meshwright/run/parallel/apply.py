@@ -45,7 +45,7 @@ from meshwright.run.parallel.redistribute import Bridge, Holding
 from meshwright.run.parallel.refusals import refuse, refuse_balance
 from meshwright.run.parallel.replica_sync import ReplicaSync
 from meshwright.run.parallel.stage import SpanPart, Stage
-from meshwright.run.parallel.tensor_parallel import cut
+from meshwright.run.parallel.tensor_parallel import cut, partial
 from meshwright.run.torch_private import group_timeout
 
 Values = Callable[[str, Sequence[int]], Tensor]  # the whole value of a parameter, by name and shape
@@ -212,6 +212,7 @@ def _span(
     found = SpanPart(
         number, decoder, mesh, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients
     )
+    found.partial = list(partial(decoder, mesh))
     found.synchronisers = [*ways.made, *compress_shards(decoder, mesh, ways.rules)]
     return found
 

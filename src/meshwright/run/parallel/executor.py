@@ -37,9 +37,11 @@ class Transfer(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One action of a device group, and the transfers that it starts right after it."""
+    """One action of a device group, and the transfers that the group starts right after it."""
 
     action: Action | None  # None: before the first action
+    needed: Transfer | None  # what it takes from a neighbour
+    made: Transfer | None  # what it has for a neighbour
     transfers: tuple[Transfer, ...]
 
 
@@ -70,23 +72,24 @@ def with_transfers(table: ActionTable, stages: int) -> list[list[Entry]]:
     [None, (1, 'F', 0)]
     """
     group = {stage: row for row, actions in enumerate(table) for stage, _, _ in actions}
-    rows: list[list[tuple[Action | None, list[Transfer]]]] = [[(None, [])] for _ in table]
+    rows: list[list[tuple[Action | None, Transfer | None, Transfer | None, list[Transfer]]]]
+    rows = [[(None, None, None, [])] for _ in table]
     left, done, moved = [deque(actions) for actions in table], set[Transfer | None]([None]), True
     while moved:
         moved = False
         for row, actions in enumerate(left):
-            if not actions or needed(actions[0], stages) not in done:
+            if not actions or (taken := needed(actions[0], stages)) not in done:
                 continue
             action, moved = actions.popleft(), True
-            rows[row].append((action, []))
             found = made(action, stages)
+            rows[row].append((action, taken, found, []))
             done.add(found)
             if found and group[found.target] != row:
                 for one in (row, group[found.target]):
-                    rows[one][-1][1].append(found)
+                    rows[one][-1][3].append(found)
     if any(left):  # the plan's rules refuse such tables
         raise ValueError(f"the table stops before {next(actions[0] for actions in left if actions)}")
-    return [[Entry(action, tuple(transfers)) for action, transfers in row] for row in rows]
+    return [[Entry(action, taken, found, tuple(some)) for action, taken, found, some in row] for row in rows]
 
 
 def table_of(pipeline: Pipeline) -> ActionTable:
@@ -120,13 +123,16 @@ class Executor:
         self.stages, self.like, self.ahead = list(stages), like, ahead
         self.halved = halved(pipeline)
         self._row: Sequence[Entry] = ()
+        self._at = 1  # in the row; what stands before the first action is started at the begin
         self._count, self._bridges = len(pipeline.stages), bridges
         self._own = {stage.index: stage for stage in stages}
         table = table_of(pipeline)
         forwards = tuple(tuple(action for action in row if action[1] == "F") for row in table)
         row = group_of_stage(pipeline.schedule, self._count, stages[0].index)
         self._training, self._evaluation = (with_transfers(each, self._count)[row] for each in (table, forwards))
-        self._forget()
+        self._handed: dict[Transfer, Tensor] = {}  # between neighbours of this process, or until it is sent
+        self._arriving: dict[Transfer, tuple[list[Tensor], list[Any]]] = {}  # tensors, and what to wait for
+        self._sending: dict[Transfer, tuple[list[Tensor], list[Any]]] = {}
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, *, backward: bool = True) -> Tensor:
         """Return the sum of the losses that this process computed, over `divisor`; parameters get gradients."""
@@ -137,16 +143,18 @@ class Executor:
 
     def begin(self, batches: Sequence[MicroBatch], divisor: float, *, backward: bool = True) -> None:
         """Begin a step, and forget what was left of one that did not come to its end."""
-        self._forget()
+        for kept in (self._handed, self._arriving, self._sending):
+            kept.clear()
         self._batches, self._divisor, self._backward = batches, divisor, backward
-        self._row = self._training if backward else self._evaluation
+        self._row, self._at = self._training if backward else self._evaluation, 1
         self._left = Counter(one.action[0] for one in self._row if one.action)
         self._loss = torch.zeros((), device=self.like.device)
         for stage in self.stages:
             stage.begin()
         if self.halved:
             self._widen_gradients()
-        self._start(self._row[0].transfers)
+        if self._row[0].transfers:
+            self._start(self._row[0].transfers)
 
     @property
     def upcoming(self) -> Action | None:
@@ -155,11 +163,13 @@ class Executor:
 
     def advance(self) -> bool:
         """Run the next action, and start the transfers that follow it; return whether there is another action."""
-        action, transfers = self._row[self._at]
+        entry = self._row[self._at]
+        action = entry.action
         assert action
         with record_function("PP:{}{}{}".format(*action)):
-            self._compute(action)
-        self._start(transfers)
+            self._compute(action, entry.needed, entry.made)
+        if entry.transfers:
+            self._start(entry.transfers)
         self._left[action[0]] -= 1
         if not self._left[action[0]]:
             self._own[action[0]].finish()
@@ -168,19 +178,10 @@ class Executor:
 
     def finish(self) -> Tensor:
         """Wait until all has been sent; return the sum of the losses that this process computed, over the divisor."""
-        assert self.upcoming is None, f"the step stands before {self.upcoming}"
+        assert self._at == len(self._row), f"the step stands before {self.upcoming}"
         for transfer in list(self._sending):
             self._sent(transfer)
-        loss = self._loss
-        self._forget()
-        return loss
-
-    def _forget(self) -> None:
-        self._row = ()
-        self._at = 1  # of the row; what stands before the first action was started at the begin
-        self._handed: dict[Transfer, Tensor] = {}  # between neighbours of this process, or until it is sent
-        self._arriving: dict[Transfer, tuple[list[Tensor], list[Any]]] = {}  # tensors, and what to wait for
-        self._sending: dict[Transfer, tuple[list[Tensor], list[Any]]] = {}
+        return self._loss
 
     def _widen_gradients(self) -> None:
         """Backward passes in halves would leave the first gradient in the type of its weight."""
@@ -188,27 +189,24 @@ class Executor:
             if weight.requires_grad and weight.grad is None and weight.grad_dtype != weight.dtype:
                 weight.grad = no_gradient(weight)
 
-    def _compute(self, action: Action) -> None:
+    def _compute(self, action: Action, taken: Transfer | None, result: Transfer | None) -> None:
         index, kind, m = action
         stage = self._own[index]
         if kind == "W":
             stage.backward_weights(m)
             return
-        taken = needed(action, self._count)
         given = self._arrived(taken) if taken else None
         if kind == "F":
             found: Tensor | None = stage.forward(m, given, self._batches[m], self._divisor, backward=self._backward)
         else:
             found = stage.backward(m, given, whole=kind == "B")
-            self._sent(Transfer("F", index, index + 1, m))  # its gradient is here: it has arrived
-        result = made(action, self._count)
-        if result is None:
-            if kind == "F":
-                assert found is not None
-                self._loss += found
-            return
-        assert found is not None
-        self._handed[result] = self._bridge(result).moved(found) if result.target in self._own else found
+            if taken:  # the gradient of what was sent is here: it has arrived
+                self._sent(Transfer("F", index, index + 1, m))
+        if result:
+            assert found is not None
+            self._handed[result] = self._bridge(result).moved(found) if result.target in self._own else found
+        elif kind == "F":
+            self._loss += found
 
     # Transfers
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from meshwright.compression.sync import Synchroniser
 from meshwright.plans import Plan
+from meshwright.run.mesh.mesh import local
 from meshwright.run.mesh.shards import Interval, own_rows
 from meshwright.run.models.linear import Product
 from meshwright.run.parallel.executor import Executor
-from meshwright.run.parallel.fsdp import local, no_gradient
+from meshwright.run.parallel.fsdp import no_gradient
 from meshwright.run.parallel.replica_sync import ReplicaSync
 from meshwright.run.parallel.stage import MicroBatch, SpanPart
-from meshwright.run.parallel.tensor_parallel import partial
 
 
 class Outcome(NamedTuple):
@@ -39,6 +39,9 @@ class Parallel:
     spans: list[SpanPart]
     executor: Executor
     copies: ReplicaSync
+
+    def __post_init__(self) -> None:
+        self.corrected = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
 
     def rows(self, micro_batch: int) -> Interval:
         """Samples of the global batch that this process needs of a micro-batch."""
@@ -77,7 +80,7 @@ class Parallel:
         last = self.executor.stages[-1]
         if last.is_last and not last.spans[-1].mesh.tp.rank:
             said[0] = loss
-            said[1] = sum(last.predicted(batch) for batch in batches)
+            said[1] = last.predicted
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(said)
         return Outcome(*said.tolist())
@@ -87,7 +90,7 @@ class Parallel:
         for span in self.spans:
             if span.reduction:
                 span.reduction.finish()
-            for part in partial(span.decoder, span.mesh):
+            for part in span.partial:
                 if part.weight.requires_grad:
                     _sum_rows(part.weight, part.axis.group, part.first, self.copies.device)
         self.copies.sum_gradients()
@@ -95,12 +98,12 @@ class Parallel:
     @torch.no_grad()
     def correct_routers(self, speed: float = 1e-3) -> None:
         """After a step: experts that got more rows than the mean are chosen less readily, the others more (DeepSeek-V3)."""
-        keys = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
+        keys = self.corrected
+        if not keys:
+            return
         mine = {
             key: module for span in self.spans for key, module, _ in span.decoder.named() if key in keys
         }  # of this process
-        if not keys:
-            return
         device = self.executor.like.device
         sizes = {piece.key: piece.box[0][1] for piece in self.copies.standing if piece.key in keys}
         load = torch.zeros(len(keys), max(sizes.values()), device=device)

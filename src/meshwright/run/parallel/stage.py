@@ -22,6 +22,7 @@ from meshwright.run.models.dropout import Masks
 from meshwright.run.parallel.ddp import BucketedAllReduce
 from meshwright.run.parallel.fsdp import Sharding, finish, last_micro_batch
 from meshwright.run.parallel.redistribute import Bridge, Holding, redistributed
+from meshwright.run.parallel.tensor_parallel import Partial
 from meshwright.run.torch_private import can_split, stage_backward, stage_backward_input, stage_backward_weight
 
 
@@ -73,6 +74,7 @@ class SpanPart:
     reduction: BucketedAllReduce | None = None  # over replicas that hold everything alike
     synchronisers: Sequence[Synchroniser] = ()  # of gradients that travel compressed
     early: bool = True  # gradients are summed under the backward pass
+    partial: Sequence[Partial] = ()  # parameters whose gradients members of a tensor-parallel line sum
 
 
 class Stage:
@@ -100,6 +102,7 @@ class Stage:
         self._outputs: dict[int, Tensor] = {}
         self._second_halves: dict[int, Callable[[], Any]] = {}
         self._backwards = 0
+        self.predicted: Tensor | int = 0  # tokens of the last stage that have a next one
 
     def forward(
         self, micro_batch: int, x: Tensor | None, batch: MicroBatch, divisor: float, *, backward: bool
@@ -119,7 +122,10 @@ class Stage:
                 )
                 if span.enter and x is not None:
                     x = redistributed(x, *span.enter)
-                targets = span.mesh.own(next_tokens(tokens, documents)) if "head" in span.decoder.names else None
+                targets = None
+                if "head" in span.decoder.names:
+                    targets = span.mesh.own(next_tokens(tokens, documents))
+                    self.predicted += (targets >= 0).sum()
                 x = span.decoder(span.mesh.own(tokens) if x is None else x, context, targets)
             assert x is not None
             output = x / divisor if self.is_last else x
@@ -165,8 +171,3 @@ class Stage:
         for span in self.spans:
             if span.sharding and (self.halved or not span.early):
                 finish(span.decoder, gathered=self.halved)
-
-    def predicted(self, batch: MicroBatch) -> Tensor:
-        """Return how many of its tokens have a next one, in the last stage."""
-        tokens, documents = batch.own(self.own[-1])
-        return (self.spans[-1].mesh.own(next_tokens(tokens, documents)) >= 0).sum()
