@@ -101,6 +101,25 @@ def test_a_table_that_waits_for_ever_is_refused() -> None:
         with_transfers((((0, "B", 0), (0, "F", 0)), ((1, "F", 0), (1, "B", 0))), stages=2)
 
 
+def _record(stage: Any, ran: list[Action]) -> None:
+    """Note what a stage computes."""
+    forward, backward, weights = stage.forward, stage.backward, stage.backward_weights
+
+    def noted_forward(m: int, *args: Any, **options: Any) -> Any:
+        ran.append((stage.index, "F", m))
+        return forward(m, *args, **options)
+
+    def noted_backward(m: int, grad: Any, *, whole: bool) -> Any:
+        ran.append((stage.index, "B" if whole else "I", m))
+        return backward(m, grad, whole=whole)
+
+    def noted_weights(m: int) -> None:
+        ran.append((stage.index, "W", m))
+        weights(m)
+
+    stage.forward, stage.backward, stage.backward_weights = noted_forward, noted_backward, noted_weights
+
+
 def stopped(table: str, name: str) -> tuple[list[float], bool, list[Action], tuple[Action, ...]]:
     """Return the losses of a whole step and of one that stops at every micro-batch, whether gradients are equal, what
     the second ran, and the row of the table."""
@@ -112,18 +131,19 @@ def stopped(table: str, name: str) -> tuple[list[float], bool, list[Action], tup
     expected = [None if one.grad is None else local(one.grad).clone() for one in part.parameters()]
     for weight in part.parameters():
         weight.grad = None
-    executor, ran = part.executor, []
+    executor, ran = part.executor, list[Action]()
+    for stage in executor.stages:
+        _record(stage, ran)
     executor.begin(own, tokens.numel())
     border = 0
     while executor.upcoming:
         if executor.upcoming[2] != border:
             border = executor.upcoming[2]
             time.sleep(0.01 * (1 + len(executor.stages)))  # whoever stops makes others wait, no more
-        ran.append(executor.upcoming)
         executor.advance()
     loss = executor.finish()
     part.sum_gradients()
-    again = part.outcome(loss, own, 0.0)
+    again = part.outcome(loss)
     same = all(
         (one.grad is None) == (wanted is None) and (wanted is None or torch.equal(local(one.grad), wanted))
         for one, wanted in zip(part.parameters(), expected, strict=True)
@@ -167,7 +187,7 @@ def apart(steps: int) -> list[float]:
         part.executor.begin(own, tokens.numel())
     while part.executor.upcoming:
         part.executor.advance()
-    again = part.outcome(part.executor.finish(), own, 0.0)
+    again = part.outcome(part.executor.finish())
     return [whole.loss, again.loss]
 
 

@@ -142,7 +142,10 @@ class Executor:
         return self.finish()
 
     def begin(self, batches: Sequence[MicroBatch], divisor: float, *, backward: bool = True) -> None:
-        """Begin a step, and forget what was left of one that did not come to its end."""
+        """Begin a step: start what arrives before the first action.
+
+        What was left of a step that did not come to its end is forgotten. Its transfers must not be under way any more.
+        """
         for kept in (self._handed, self._arriving, self._sending):
             kept.clear()
         self._batches, self._divisor, self._backward = batches, divisor, backward
@@ -151,7 +154,7 @@ class Executor:
         self._loss = torch.zeros((), device=self.like.device)
         for stage in self.stages:
             stage.begin()
-        if self.halved:
+        if self.halved and backward:
             self._widen_gradients()
         if self._row[0].transfers:
             self._start(self._row[0].transfers)
@@ -225,10 +228,9 @@ class Executor:
             operations += [dist.P2POp(dist.isend if sends else dist.irecv, part, peer) for peer, part in parts]
             owners += [under_way[transfer][1]] * len(parts)
         works = dist.batch_isend_irecv(operations) if operations else []
-        if len(works) != len(operations):  # NCCL says one thing of all
-            works = [works[0]] * len(operations)
-        for work, owner in zip(works, owners, strict=True):
-            owner.append(work)
+        each = len(works) == len(operations)  # NCCL has one work for all
+        for i, owner in enumerate(owners):
+            owner.extend([works[i]] if each else works)
         for transfer in () if self.ahead else transfers:
             if transfer in self._arriving:
                 _wait(self._arriving[transfer][1])

@@ -23,7 +23,7 @@ from meshwright.run.parallel.stage import MicroBatch, SpanPart
 
 
 class Outcome(NamedTuple):
-    """Of a step, over all processes."""
+    """Result of one step, reduced over all processes."""
 
     loss: float  # the sum over all tokens, over the divisor
     tokens: float  # that had a next one
@@ -44,14 +44,14 @@ class Parallel:
         self.corrected = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
 
     def rows(self, micro_batch: int) -> Interval:
-        """Samples of the global batch that this process needs of a micro-batch."""
+        """Return the samples of the global batch that this process needs of a micro-batch."""
         first = sum(p.batch for p in self.plan.pipelines[: self.pipeline])
         first += micro_batch * self.plan.pipelines[self.pipeline].samples
         own = [samples for stage in self.executor.stages for samples in stage.own]
         return first + min(low for low, _ in own), first + max(high for _, high in own)
 
     def micro_batches(self, tokens: Tensor, documents: Tensor | None = None, step: int = 0) -> list[MicroBatch]:
-        """Of this process, from a whole global batch of (sample, sequence)."""
+        """Return those of this process, from a whole global batch of (sample, sequence)."""
         found = []
         for i in range(self.plan.pipelines[self.pipeline].micro_batches):
             low, high = self.rows(i)
@@ -59,26 +59,31 @@ class Parallel:
         return found
 
     def batch(self, micro_batch: int, step: int, tokens: Tensor, documents: Tensor | None = None) -> MicroBatch:
-        """From the samples that `rows` asked for."""
+        """Return a micro-batch of the samples that `rows` asked for."""
         own = [samples for stage in self.executor.stages for samples in stage.own]
         return MicroBatch(tokens, documents, min(low for low, _ in own), self.rows(micro_batch)[0], step)
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, votes: float = 0.0) -> Outcome:
-        """Gradients of all tokens of all processes, over `divisor`, in the parameters, and what all agree on."""
+        """Return the result of a training step; parameters get the gradients of all tokens, over `divisor`.
+
+        `executor` has its parts, for a step that stops on the way; `sum_gradients` and `outcome` follow them.
+        """
         loss = self.executor.step(batches, divisor)
         self.sum_gradients()
-        return self.outcome(loss, batches, votes)
+        return self.outcome(loss, votes)
 
     def evaluate(self, batches: Sequence[MicroBatch], divisor: float) -> Outcome:
-        """The same loss without gradients."""
-        return self.outcome(self.executor.step(batches, divisor, backward=False), batches, 0.0)
+        """Return the same result without gradients."""
+        return self.outcome(self.executor.step(batches, divisor, backward=False))
 
-    def outcome(self, loss: Tensor, batches: Sequence[MicroBatch], votes: float) -> Outcome:
-        """Sums over all processes; members of a tensor-parallel line have the same losses."""
+    def outcome(self, loss: Tensor, votes: float = 0.0) -> Outcome:
+        """Return the result of the executor's last step, from the loss of this process and its vote."""
         said = torch.zeros(3, dtype=torch.float64, device=loss.device)
         said[2] = votes
         last = self.executor.stages[-1]
-        if last.is_last and not last.spans[-1].mesh.tp.rank:
+        if (
+            last.is_last and not last.spans[-1].mesh.tp.rank
+        ):  # all members of a tensor-parallel group have the same losses
             said[0] = loss
             said[1] = last.predicted
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -86,7 +91,7 @@ class Parallel:
         return Outcome(*said.tolist())
 
     def sum_gradients(self) -> None:
-        """Over all that hold the same parameters and saw other heads, tokens, samples or uses."""
+        """Sum gradients over all that hold the same parameters and saw other heads, tokens, samples or uses."""
         for span in self.spans:
             if span.reduction:
                 span.reduction.finish()
