@@ -27,7 +27,7 @@ from meshwright.run.optimizers import step_in_backward
 from meshwright.run.optimizers.choose import optimizer_for
 from meshwright.run.parallel.apply import apply
 from meshwright.run.parallel.parallel_model import Parallel
-from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.parallel.stage import next_tokens
 from meshwright.run.torch_private import grow_segments
 
 GIB = 2**30

@@ -10,7 +10,7 @@ import torch
 
 from meshwright.run.data import open_data, prepare
 from meshwright.run.data.prefetch import device_batches
-from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.parallel.stage import next_tokens
 
 SENTENCES = ["the cat sat on the mat", "a dog ran in the park", "the bird sang a song", "one fish swam away"]
 

@@ -20,7 +20,7 @@ LONGEST, LONG, SEVERAL = 450, 350, 15  # lines of a file; of a long file; so man
 ROLES = {
     "compression": {"batch", "decoder"},
     "frameworks": {"nearest_plan", "read", "write"},
-    "run": {"adam8bit", "cross_entropy", "gated", "norm", "rotary"},
+    "run": {"adam8bit", "cross_entropy", "rotary"},
     "traces": {"collectives", "steps"},
 }
 # Openings of docstrings that do not say what a function returns or does.

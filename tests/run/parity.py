@@ -107,7 +107,7 @@ def on_a_rank(
     model, plan = plan_of(table, config)
     expected, reference = by_one_process(model, shown, lora)
     part = apply(model, plan, seed=7, groups=GROUPS, values=values_of(model) if lora else None, lora=lora)
-    for stage in part.train.stages:
+    for stage in part.executor.stages:
         stage.splits = stage.splits and splits
     optimizer = optimizer_of(part.parameters())
     losses = []

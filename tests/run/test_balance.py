@@ -19,7 +19,7 @@ from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models import Context, build
 from meshwright.run.options import Training
 from meshwright.run.parallel.apply import apply
-from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.parallel.stage import next_tokens
 from meshwright.run.train import check
 from tests.run.families import CONFIGS
 from tests.run.parity import BATCH, GROUPS, LENGTH, batches, optimizer_of, plan_of, world_of

@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 from meshwright.run.data import Batches, Dataset, Samples, open_data
 from meshwright.run.data.prefetch import device_batches
 from meshwright.run.data.shuffle import shuffled
-from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.parallel.stage import next_tokens
 from tests.run.texts import END, documents_of, prepared, stream_of
 
 # --- reading

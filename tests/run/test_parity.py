@@ -15,7 +15,7 @@ from meshwright.errors import InputError, PlanError
 from meshwright.plans.document import Compression
 from meshwright.run.models import Context, build
 from meshwright.run.parallel.apply import apply
-from meshwright.run.parallel.stage_part import next_tokens
+from meshwright.run.parallel.stage import next_tokens
 from tests.run.families import CONFIGS
 from tests.run.parity import GROUPS, STEPS, Shown, batches, on_a_rank, plan_of, world_of
 from tests.run.plans import FULL, drawn

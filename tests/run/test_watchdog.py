@@ -46,7 +46,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def beat(rank: int, process: int = 0, **facts: Any) -> Beat:
     number = process or os.getpid()
     place = (this_machine(), number, started_at(number))
-    return Beat(rank, f"host-{rank}", *place, "step 7", "run/parallel/pipeline_stage.py:12", waits=True, **facts)
+    return Beat(rank, f"host-{rank}", *place, "step 7", "run/parallel/executor.py:12", waits=True, **facts)
 
 
 def of(*beats: Beat, later: list[Beat] | None = None) -> str:
@@ -92,7 +92,7 @@ def test_ranks_that_have_ended_are_not_accused() -> None:
 def test_where_all_wait_the_rank_speaks_for_itself() -> None:
     assert (
         of(beat(0), beat(1))
-        == f"rank 0 (host-0, process {os.getpid()}), in step 7, at run/parallel/pipeline_stage.py:12: waited for 10 s"
+        == f"rank 0 (host-0, process {os.getpid()}), in step 7, at run/parallel/executor.py:12: waited for 10 s"
     )
 
 

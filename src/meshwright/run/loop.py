@@ -26,15 +26,15 @@ from meshwright.run.folder.checkpoint.huggingface import values_from
 from meshwright.run.folder.events import Events
 from meshwright.run.folder.hold import Hold, hold_folder
 from meshwright.run.memory.host_memory import Peaks
+from meshwright.run.mesh.mesh import local
 from meshwright.run.models.dynamic_precision import Dynamic
 from meshwright.run.models.numerics import numerics
 from meshwright.run.optimizers.choose import optimizer_for, updates_of
 from meshwright.run.optimizers.loss_spike import LossSpikeGuard
 from meshwright.run.options import Training
 from meshwright.run.parallel.apply import Values, apply
-from meshwright.run.parallel.fsdp import local
 from meshwright.run.parallel.parallel_model import Parallel
-from meshwright.run.parallel.stage_part import MicroBatch
+from meshwright.run.parallel.stage import MicroBatch
 from meshwright.run.precision.loss_scale import LossScale
 from meshwright.run.supervision.watchdog import SAVING, Watchdog
 
@@ -189,7 +189,8 @@ def advance(loop: Loop, batches: Sequence[MicroBatch], step: int, *, stop: bool)
     norm = float(loop.part.copies.norm()) * mean
     facts = {"loss": found.loss * mean, "grad_norm": norm, "lr": rate, "stop": found.votes > 0}
     good = math.isfinite(norm)
-    loop.scale.after(overflow=not good)
+    if loop.job.precision == "fp16":
+        loop.scale.after(overflow=not good)
     loop.bad = 0 if good else loop.bad + 1
     if loop.bad >= _BAD_STEPS:
         problem = f"gradients have been no finite numbers for {loop.bad} steps, up to step {step + 1}"

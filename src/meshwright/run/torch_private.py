@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from datetime import timedelta
 from functools import cache
@@ -15,12 +14,9 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
-    "Action",
-    "Runtime",
     "StorageWeakRef",
     "can_split",
     "finish_reduction",
@@ -37,30 +33,7 @@ __all__ = [
     "stage_backward_weight",
 ]
 
-Action = _Action
 scaled_mm = torch._scaled_mm
-# It prints the whole table when a peer is lost; a run says in one line why it ends.
-logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-
-
-class Runtime(_PipelineScheduleRuntime):
-    """PyTorch's runtime of action tables; our stages know the shapes they exchange and need no rehearsal."""
-
-    def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
-        return
-
-    def prepare(self, table: dict[int, list[Any]]) -> None:
-        """Add sends and receives to a table of computations."""
-        self.pipeline_order = table
-        self._prepare_schedule_with_comms(table)
-
-    def run(self, micro_batches: list[tuple[Any, ...]], losses: list[Any], *, backward: bool) -> None:
-        """One step."""
-        self._has_backward = backward
-        for stage in self._stages:
-            stage.has_backward = backward
-        count = len(micro_batches)
-        self._step_microbatches(micro_batches, [{} for _ in range(count)], [None] * count, losses, return_outputs=False)
 
 
 class _Same(torch.autograd.Function):

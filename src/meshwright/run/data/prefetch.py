@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshwright.run.data.batches import Source
 from meshwright.run.parallel.parallel_model import Parallel
-from meshwright.run.parallel.stage_part import MicroBatch
+from meshwright.run.parallel.stage import MicroBatch
 
 # Micro-batches of a rank, step by step: it reads only the samples that its stages need.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.cost.memory.transient import loss_chunk
-from meshwright.run.kernels.device import fused
+from meshwright.run.kernels.fused import fused
 from meshwright.run.mesh.collectives import ALONE, AxisGroup
 
 
@@ -70,8 +70,14 @@ class _LinearLoss(torch.autograd.Function):
             raise RuntimeError("the gradients of this loss have been used: compute it again for another backward pass")
         dx, dw = ctx.found
         for found in (dx, dw):
-            if found is not None and not ctx.scaled:
-                _scale(found, grads[0])
+            if found is None or ctx.scaled:
+                continue
+            if fused(found):
+                from meshwright.run.kernels.triton import cross_entropy as kernel
+
+                kernel.scale(found, grads[0])
+            else:
+                found.mul_(grads[0])
         ctx.found, ctx.scaled = ctx.found if ctx.again else None, True
         return None if dx is None else dx.view(ctx.shape), dw, None, None, None, None, None, None, None
 
@@ -82,15 +88,6 @@ def _aligned(weight: Tensor, axis: AxisGroup) -> Tensor:
     if not missing or axis.size > 1 or not fused(weight):
         return weight
     return torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
-
-
-def _scale(x: Tensor, by: Tensor) -> None:
-    if fused(x):
-        from meshwright.run.kernels.triton import cross_entropy as kernel
-
-        kernel.scale(x, by)
-    else:
-        x.mul_(by)
 
 
 def _losses(

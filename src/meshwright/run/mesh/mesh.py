@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.plans.strategy import Strategy
 from meshwright.run.mesh.collectives import ALONE, AxisGroup, copied, gathered, scattered, summed
@@ -80,11 +81,15 @@ class SpanMesh:
         )
 
     def enter(self, x: Tensor) -> Tensor:
-        """Enter a tensor-parallel region: every rank gets all tokens of (batch, sequence, hidden)."""
+        """Into a part that tensor parallelism cuts: all tokens of (batch, sequence, hidden) on every member."""
+        if self.tp.size == 1:
+            return x
         return gathered(x, self.tp, 1) if self.sp else copied(x, self.tp)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Leave a tensor-parallel region: all-reduce, or reduce-scatter over tokens under sequence parallelism."""
+        """Out of it: sums, of the own tokens under sequence parallelism."""
+        if self.tp.size == 1:
+            return x
         return scattered(x, self.tp, 1) if self.sp else summed(x, self.tp)
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
@@ -124,4 +129,9 @@ def _shards(grid: Tensor, kept: list[int], few: int, made: Groups) -> Shards:
     return Shards(_axis_group(flat, [2], made), _axis_group(flat, [1], made), mine[0] if mine else [])
 
 
-ONE = SpanMesh()  # no parallelism
+ONE = SpanMesh()  # no cut at all
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the own shard of a tensor that a mesh cuts, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -94,9 +94,10 @@ class Context:
         return real.sum(dim=1).float(), followed.sum(dim=1).float()
 
     def turns(self, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines at the own positions."""
+        """Return cosines and sines of (batch, own tokens, dim / 2) at the own positions."""
         if turns not in self.angles:
-            self.angles[turns] = turns.at(self.positions)
+            angles = self.positions.unsqueeze(-1) * turns.inverse.to(self.positions.device)
+            self.angles[turns] = angles.cos() * turns.scale, angles.sin() * turns.scale
         return self.angles[turns]
 
     def ends(self) -> Tensor:

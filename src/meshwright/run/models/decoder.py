@@ -20,9 +20,8 @@ from meshwright.run.memory.checkpointing import Keeper
 from meshwright.run.models.attention.attention import GroupedAttention, MultiLatentAttention
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import FeedForward
-from meshwright.run.models.linear import Product
+from meshwright.run.models.linear import Product, norm
 from meshwright.run.models.mixture import Mixture
-from meshwright.run.models.norms import norm
 from meshwright.run.models.numerics import Numerics, numerics
 
 _MODULES: dict[type, Callable[[Any, Numerics], nn.Module]] = {
@@ -42,20 +41,17 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(numerics.positions, numerics.hidden) if numerics.positions else None
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        return context.dropped(self._found(tokens, context), self.layer_name, self.dropout)
-
-    def _found(self, tokens: Tensor, context: Context) -> Tensor:
         mesh, table = context.mesh, self.tokens.weight
         if mesh.tp.size == 1:
             found = functional.embedding(tokens, table)
-            return found if self.positions is None else found + self.positions(context.positions)
-        at = tokens - self.first
-        mine = (at >= 0) & (at < len(table))
-        found = mesh.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
-        if self.positions is None:
-            return found
-        places = context.positions
-        return found + self.positions(places.chunk(mesh.tp.size, dim=1)[mesh.tp.rank] if mesh.sp else places)
+        else:
+            at = tokens - self.first
+            mine = (at >= 0) & (at < len(table))
+            found = mesh.leave(functional.embedding(at.where(mine, 0), table) * mine.unsqueeze(-1))
+        if self.positions is not None:
+            places = context.positions
+            found = found + self.positions(places.chunk(mesh.tp.size, dim=1)[mesh.tp.rank] if mesh.sp else places)
+        return context.dropped(found, self.layer_name, self.dropout) if self.dropout else found
 
 
 class FinalNorm(nn.Module):
@@ -152,15 +148,15 @@ class Decoder(nn.Module):
         With `targets` of (batch, own tokens) the head returns the sum of their losses instead of logits.
         """
         context = context or Context.of(x)
-        for name in self.names:
-            if name in self.inside:  # a block that is recomputed as a whole
+        for name, layer in zip(self.names, self.layers.values(), strict=True):
+            if name in self.inside:  # a block that is run again as a whole
                 continue
             if name in self.whole:
                 x = self._repeated(x, context, self.whole[name])
             elif name == "head":
-                x = self.layer(name)(x, context, targets)
+                x = layer(x, context, targets)
             else:
-                x = self.layer(name)(x, context)
+                x = layer(x, context)
         return x
 
     def _repeated(self, x: Tensor, context: Context, names: Sequence[str]) -> Tensor:

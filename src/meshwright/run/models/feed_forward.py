@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,8 +12,7 @@ from meshwright.models.feed_forward import Mlp
 from meshwright.run.kernels import gated as gated_silu
 from meshwright.run.memory.checkpointing import Keeper, Run, operators
 from meshwright.run.models.context import Context
-from meshwright.run.models.linear import Product, Row
-from meshwright.run.models.norms import entered, norm
+from meshwright.run.models.linear import Product, Row, entered, norm
 from meshwright.run.models.numerics import Numerics
 
 
@@ -39,12 +39,12 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         mesh = context.mesh
         later = self.up.in_chunks(mesh) and not _apart(self.repeated, gated=self.shape.gated)
-        up = (lambda t: self.up.entered(t, mesh)) if later else self.up
+        up = partial(self.up.entered, mesh=mesh) if later else self.up
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, mesh, later=later), x)
+            normed, x = run("norm", partial(entered, norm=self.norm, mesh=mesh, later=later), x)
             wide = widened(run, normed, up, self.repeated, gated=self.shape.gated)
             product = run("activation", lambda *t: inner(t, self.activation, gated=self.shape.gated), *wide)
-            return x + run("down", lambda t: self._down(t, context), product)
+            return x + run("down", partial(self._down, context=context), product)
 
     def _down(self, product: Tensor, context: Context) -> Tensor:
         return context.dropped(self.down(product, context.mesh), f"{self.layer_name}.down", self.shape.dropout)

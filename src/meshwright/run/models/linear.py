@@ -1,4 +1,4 @@
-"""Matrix products of a layer: whole or tensor-parallel, with LoRA beside a frozen product."""
+"""Matrix products of a layer, whole or cut by tensor parallelism, an adapter of low rank beside a frozen one; norms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.run.kernels import rms_norm, rms_norm_beside
 from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models.chunked_linear import chunked_enter, chunked_leave
+from meshwright.run.models.numerics import Numerics
 from meshwright.run.precision.matmul import linear
 from meshwright.run.precision.rounding import Watch
 
@@ -59,7 +61,8 @@ class Product(nn.Linear):
         return mesh.chunks > 1 and self.lora is None and not self.computed_in
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.part(x, 0, 1)
+        found = self._times(x, self.weight, self.bias)
+        return found if self.lora is None else self.lora.added(found, x, self.lora.b)
 
     def entered(self, x: Tensor, mesh: SpanMesh) -> Tensor:
         """Return the product of an input that has not yet entered the tensor-parallel region: it is gathered in chunks."""
@@ -67,15 +70,14 @@ class Product(nn.Linear):
         return found if self.bias is None else found + self.bias
 
     def part(self, x: Tensor, index: int, of: int) -> Tensor:
-        """Return one of `of` equal parts of the outputs."""
-        weight, bias = (one if one is None or of == 1 else one.chunk(of)[index] for one in (self.weight, self.bias))
+        """One of so many equal parts of its outputs."""
+        weight, bias = (one if one is None else one.chunk(of)[index] for one in (self.weight, self.bias))
         found = self._times(x, weight, bias)
-        if self.lora is None:
-            return found
-        return self.lora.added(found, x, self.lora.b if of == 1 else self.lora.b.chunk(of)[index])
+        return found if self.lora is None else self.lora.added(found, x, self.lora.b.chunk(of)[index])
 
     def _times(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found = linear(x, weight, bias, self.computed_in)
+        typed = self.computed_in
+        found = linear(x, weight, bias, typed) if typed else functional.linear(x, weight, bias)
         if self.watch is not None and found.requires_grad:
             self.watch.saw(x, weight, found)
         return found
@@ -91,3 +93,33 @@ class Row(Product):
             found = self._times(x, self.weight, None)
             found = mesh.leave(found if self.lora is None else self.lora.added(found, x, self.lora.b))
         return found if self.bias is None else found + self.bias
+
+
+class RMSNorm(nn.RMSNorm):
+    """One kernel on accelerators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, and its input for the residual."""
+        return rms_norm_beside(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """With the same names."""
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, and its input for the residual."""
+        return self(x), x
+
+
+def norm(kind: str, width: int, numerics: Numerics) -> RMSNorm | LayerNorm:
+    """`rms` or `layer`."""
+    return RMSNorm(width, eps=numerics.eps) if kind == "rms" else LayerNorm(width, eps=numerics.eps)
+
+
+def entered(x: Tensor, norm: RMSNorm | LayerNorm, mesh: SpanMesh, *, later: bool = False) -> tuple[Tensor, Tensor]:
+    """The norm of x on all members of a tensor-parallel line, and x for the residual; `later`: a product brings it in."""
+    normed, x = norm.beside(x)
+    return normed if later else mesh.enter(normed), x

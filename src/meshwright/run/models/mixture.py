@@ -14,8 +14,7 @@ from meshwright.run.mesh.mesh import SpanMesh
 from meshwright.run.models.balance import Routed, sample_gradient, with_gradient
 from meshwright.run.models.context import Context
 from meshwright.run.models.feed_forward import inner, widened
-from meshwright.run.models.linear import Product, Row
-from meshwright.run.models.norms import norm
+from meshwright.run.models.linear import Product, Row, norm
 from meshwright.run.models.numerics import Numerics, Routing
 
 

@@ -28,11 +28,6 @@ class Turns:
     def of(dim: int, theta: float, scaling: Mapping[str, Any]) -> Turns:
         return _turns(dim, theta, tuple(sorted(scaling.items())))
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of (batch, sequence, dim / 2)."""
-        angles = positions.unsqueeze(-1) * self.inverse.to(positions.device)
-        return angles.cos() * self.scale, angles.sin() * self.scale
-
 
 @lru_cache(maxsize=64)
 def _turns(dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]) -> Turns:

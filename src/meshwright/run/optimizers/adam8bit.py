@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.run.kernels.device import fused
+from meshwright.run.kernels.fused import fused
 from meshwright.run.memory.offload_share import on_host
+from meshwright.run.mesh.mesh import local
 from meshwright.run.optimizers.offloaded_states import visits
-from meshwright.run.parallel.fsdp import local
 
 # Steps inside the backward pass: a gradient lives no longer than its parameter's update needs it.
 

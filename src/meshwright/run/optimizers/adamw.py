@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from meshwright.run.memory.offload_share import on_host
+from meshwright.run.mesh.mesh import local
 from meshwright.run.optimizers.offloaded_states import Send, fresh_states, visits
-from meshwright.run.parallel.fsdp import local
 
 _PIECE = 2**25  # elements converted at a time
 
@@ -53,21 +53,20 @@ class AdamW(torch.optim.Optimizer):
             here = [weight for weight in every if not on_host(weight)]
             plain = [weight for weight in here if weight.dtype == torch.float32 == self.moments]
             if plain:
-                self._update(plain, group)
+                own = [local(weight.detach()) for weight in plain]
+                states = [self.states(weight) for weight in plain]
+                self._adamw(own, [local(weight.grad) for weight in plain], states, group)
             narrow = [weight for weight in here if weight.dtype != torch.float32 or self.moments != torch.float32]
-            for pieces in _batches([piece for weight in narrow for piece in self._pieces(weight)]):
+            for pieces in _batches([piece for weight in narrow for piece in self._pieces(weight)]) if narrow else ():
                 values, wide, grads, firsts, seconds = zip(*pieces, strict=True)
                 states = [{"first": first, "second": second} for first, second in zip(firsts, seconds, strict=True)]
                 self._adamw(list(wide), list(grads), states, group)
                 copied = [(value, master) for value, master in zip(values, wide, strict=True) if value is not master]
                 if copied:
                     torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
-            for weight, grad, send in visits([weight for weight in every if on_host(weight)]):
+            hosted = [weight for weight in every if on_host(weight)]
+            for weight, grad, send in visits(hosted) if hosted else ():
                 self._update_on_host(weight, grad, group, send)
-
-    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        states = [self.states(weight) for weight in weights]
-        self._adamw([local(weight.detach()) for weight in weights], [local(w.grad) for w in weights], states, group)
 
     def _pieces(self, weight: Tensor) -> list[tuple[Tensor, ...]]:
         """Yield a weight, its updated copy, the gradient and both moments, some elements at a time."""

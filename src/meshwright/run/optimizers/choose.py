@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.run.mesh.mesh import local
 from meshwright.run.optimizers.adam8bit import AdamW8bit
 from meshwright.run.optimizers.adamw import AdamW
 from meshwright.run.optimizers.muon import Muon
 from meshwright.run.optimizers.offloaded_states import decaying
 from meshwright.run.optimizers.sgd import SGD
-from meshwright.run.parallel.fsdp import local
 from meshwright.run.parallel.parallel_model import Parallel
 
 

@@ -36,10 +36,6 @@ class LossSpikeGuard:
                 return False
             self.good = 0  # a new level: learn it again
         self.spikes = 0
-        self._learn(loss)
-        return True
-
-    def _learn(self, loss: float) -> None:
         weight = max(1 / (self.good + 1), 1 - _MEMORY)  # plain means at first
         away = loss - self.mean if self.good else 0.0
         if self.good >= _FIRST:
@@ -49,3 +45,4 @@ class LossSpikeGuard:
         distance = max(1.25 * abs(away), 0.01 * abs(self.mean))
         self.deviation += weight * (distance - self.deviation)
         self.good += 1
+        return True

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.run.mesh.mesh import local
 from meshwright.run.mesh.shards import Box, Interval, inside
 from meshwright.run.models.attention.attention import GroupedAttention
 from meshwright.run.models.feed_forward import FeedForward
 from meshwright.run.models.mixture import Mixture
 from meshwright.run.optimizers.adamw import AdamW
 from meshwright.run.optimizers.offloaded_states import decaying, fresh_states
-from meshwright.run.parallel.fsdp import local
 from meshwright.run.parallel.parallel_model import Parallel
 from meshwright.run.parallel.replica_sync import Number, Own, Piece
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.memory.offload_share import on_host
-from meshwright.run.parallel.fsdp import local
+from meshwright.run.mesh.mesh import local
 
 _AHEAD = 2  # gradients in transfer to the host while one is used
 Send = Callable[[Tensor], None]  # copies a new value to the weight

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from meshwright.run.memory.offload_share import on_host
+from meshwright.run.mesh.mesh import local
 from meshwright.run.optimizers.offloaded_states import fresh_states, visits
-from meshwright.run.parallel.fsdp import local
 
 
 class SGD(torch.optim.Optimizer):

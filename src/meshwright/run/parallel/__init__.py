@@ -4,13 +4,12 @@
 - `compression`: which gradients travel compressed, as a plan says
 - `compression_rules`: what a plan's rule of compression asks for
 - `ddp`: sums of gradients over replicas that hold everything alike (ZeRO 0), hidden under the backward pass
+- `executor`: runs the action table of a plan: forwards, backwards and transfers
 - `fsdp`: ZeRO by PyTorch's `fully_shard`
 - `parallel_model`: the part of a model that one process trains
-- `pipeline`: a pipeline of a plan on one process
-- `pipeline_stage`: a stage as PyTorch's pipeline runtime drives it, with bridges to stages of any other size
 - `redistribute`: activations between layers that are cut differently
 - `refusals`: what a plan may ask for and cannot be run yet
 - `replica_sync`: parameters that several spans hold
-- `stage_part`: what one process trains of one stage
+- `stage`: what one process trains of one stage
 - `tensor_parallel`: tensor and expert parallelism
 """

@@ -6,7 +6,7 @@
 4. shard what replicas hold alike (ZeRO), and find whose gradients travel compressed
 5. give them memory and values, a parameter at a time
 6. join spans and stages by bridges
-7. hand the stages and their table to the pipeline's runtime
+7. hand the stages and the plan's table to the executor
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ from meshwright.run.models.balance import Balance
 from meshwright.run.models.numerics import numerics
 from meshwright.run.parallel.compression import Rules, Synchronisers, compress_shards, compressed, rules_of
 from meshwright.run.parallel.ddp import BucketedAllReduce
+from meshwright.run.parallel.executor import Executor, halved
 from meshwright.run.parallel.fsdp import shard
 from meshwright.run.parallel.parallel_model import Parallel
-from meshwright.run.parallel.pipeline import Train, group_index, halved
-from meshwright.run.parallel.pipeline_stage import Stage
 from meshwright.run.parallel.redistribute import Bridge, Holding
 from meshwright.run.parallel.refusals import refuse, refuse_balance
 from meshwright.run.parallel.replica_sync import ReplicaSync
-from meshwright.run.parallel.stage_part import Part, SpanPart
-from meshwright.run.parallel.tensor_parallel import cut
+from meshwright.run.parallel.stage import SpanPart, Stage
+from meshwright.run.parallel.tensor_parallel import cut, partial
 from meshwright.run.torch_private import group_timeout
 
 Values = Callable[[str, Sequence[int]], Tensor]  # the whole value of a parameter, by name and shape
@@ -130,8 +129,9 @@ def apply(
         for before, after in pairwise(some):
             after.enter = _bridges(before.holdings, after.holdings, me)
     every = [span for some in stages.values() for span in some]
-    train = _train(how, plan.pipelines[number], stages, {s: held for (p, s), held in holdings.items() if p == number})
-    return Parallel(plan, number, every, train, ReplicaSync(every, how.device))
+    held_here = {s: held for (p, s), held in holdings.items() if p == number}
+    executor = _executor(how, plan.pipelines[number], stages, held_here)
+    return Parallel(plan, number, every, executor, ReplicaSync(every, how.device))
 
 
 def _span_mesh(
@@ -212,6 +212,7 @@ def _span(
     found = SpanPart(
         number, decoder, mesh, layouts, {}, sharding=sharding, reduction=reduction, early=overlap.gradients
     )
+    found.partial = list(partial(decoder, mesh))
     found.synchronisers = [*ways.made, *compress_shards(decoder, mesh, ways.rules)]
     return found
 
@@ -277,17 +278,24 @@ def _bridges(before: dict[int, Holding], after: dict[int, Holding], me: int) -> 
     return Bridge.of(before, after, me), Bridge.of(after, before, me)
 
 
-def _train(how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], holdings: dict[int, Holdings]) -> Train:
-    count = len(pipeline.stages)
-    made = []
-    for s, spans in stages.items():
-        part = Part(spans, how.me, how.seed, how.balance, last=s == count - 1)
-        like = torch.empty(0, 0, spans[0].decoder.hidden, dtype=how.dtype, device=how.device)
-        stage = Stage(part, s, count, group_index(pipeline, s), count // pipeline.schedule.virtual, like)
-        stage.ahead = how.plan.overlap.pipeline
-        if s:
-            stage.before = _bridges(holdings[s - 1][-1], holdings[s][0], how.me)
-        if s < count - 1:
-            stage.after = _bridges(holdings[s][-1], holdings[s + 1][0], how.me)
-        made.append(stage)
-    return Train(pipeline, made)
+def _executor(
+    how: _How, pipeline: Pipeline, stages: dict[int, list[SpanPart]], holdings: dict[int, Holdings]
+) -> Executor:
+    count, split = len(pipeline.stages), halved(pipeline)
+    made = [
+        Stage(
+            spans,
+            s,
+            count,
+            how.me,
+            seed=how.seed,
+            balance=how.balance,
+            micro_batches=pipeline.micro_batches,
+            halved=split,
+        )
+        for s, spans in stages.items()
+    ]
+    borders = {border for s in stages for border in (s - 1, s) if 0 <= border < count - 1}
+    bridges = {s: _bridges(holdings[s][-1], holdings[s + 1][0], how.me) for s in borders}
+    like = torch.empty(0, 0, made[0].spans[0].decoder.hidden, dtype=how.dtype, device=how.device)
+    return Executor(pipeline, made, bridges, like, ahead=how.plan.overlap.pipeline)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from meshwright.run.memory.offload_share import OffloadShare
 from meshwright.run.mesh.mesh import Shards, SpanMesh
@@ -176,8 +175,3 @@ def finish(decoder: Decoder, *, gathered: bool) -> None:
 def no_gradient(weight: Tensor) -> Tensor:
     """Zeros, in the type that gradients of a parameter are kept in."""
     return torch.zeros_like(weight, dtype=weight.grad_dtype)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The own shard, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from meshwright.compression.sync import Synchroniser
 from meshwright.plans import Plan
+from meshwright.run.mesh.mesh import local
 from meshwright.run.mesh.shards import Interval, own_rows
 from meshwright.run.models.linear import Product
-from meshwright.run.parallel.fsdp import local, no_gradient
-from meshwright.run.parallel.pipeline import Train
+from meshwright.run.parallel.executor import Executor
+from meshwright.run.parallel.fsdp import no_gradient
 from meshwright.run.parallel.replica_sync import ReplicaSync
-from meshwright.run.parallel.stage_part import MicroBatch, SpanPart
-from meshwright.run.parallel.tensor_parallel import partial
+from meshwright.run.parallel.stage import MicroBatch, SpanPart
 
 
 class Outcome(NamedTuple):
-    """Of a step, over all processes."""
+    """Result of one step, reduced over all processes."""
 
     loss: float  # the sum over all tokens, over the divisor
     tokens: float  # that had a next one
@@ -37,18 +37,21 @@ class Parallel:
     plan: Plan
     pipeline: int  # number of the pipeline that it works in
     spans: list[SpanPart]
-    train: Train
+    executor: Executor
     copies: ReplicaSync
 
+    def __post_init__(self) -> None:
+        self.corrected = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
+
     def rows(self, micro_batch: int) -> Interval:
-        """Samples of the global batch that this process needs of a micro-batch."""
+        """Return the samples of the global batch that this process needs of a micro-batch."""
         first = sum(p.batch for p in self.plan.pipelines[: self.pipeline])
         first += micro_batch * self.plan.pipelines[self.pipeline].samples
-        own = [samples for stage in self.train.stages for samples in stage.part.own]
+        own = [samples for stage in self.executor.stages for samples in stage.own]
         return first + min(low for low, _ in own), first + max(high for _, high in own)
 
     def micro_batches(self, tokens: Tensor, documents: Tensor | None = None, step: int = 0) -> list[MicroBatch]:
-        """Of this process, from a whole global batch of (sample, sequence)."""
+        """Return those of this process, from a whole global batch of (sample, sequence)."""
         found = []
         for i in range(self.plan.pipelines[self.pipeline].micro_batches):
             low, high = self.rows(i)
@@ -56,46 +59,43 @@ class Parallel:
         return found
 
     def batch(self, micro_batch: int, step: int, tokens: Tensor, documents: Tensor | None = None) -> MicroBatch:
-        """From the samples that `rows` asked for."""
-        own = [samples for stage in self.train.stages for samples in stage.part.own]
+        """Return a micro-batch of the samples that `rows` asked for."""
+        own = [samples for stage in self.executor.stages for samples in stage.own]
         return MicroBatch(tokens, documents, min(low for low, _ in own), self.rows(micro_batch)[0], step)
 
     def step(self, batches: Sequence[MicroBatch], divisor: float, votes: float = 0.0) -> Outcome:
-        """Gradients of all tokens of all processes, over `divisor`, in the parameters, and what all agree on."""
-        self._begin()
-        loss = self.train.step(batches, divisor)
-        self.sum_gradients()
-        return self._agreed(loss, batches, votes)
+        """Return the result of a training step; parameters get the gradients of all tokens, over `divisor`.
 
-    def _begin(self) -> None:
-        """Backward passes in halves would leave the first gradient in the type of its weight."""
-        for weight in self.parameters() if self.train.halved else ():
-            if weight.requires_grad and weight.grad is None and weight.grad_dtype != weight.dtype:
-                weight.grad = no_gradient(weight)
+        `executor` has its parts, for a step that stops on the way; `sum_gradients` and `outcome` follow them.
+        """
+        loss = self.executor.step(batches, divisor)
+        self.sum_gradients()
+        return self.outcome(loss, votes)
 
     def evaluate(self, batches: Sequence[MicroBatch], divisor: float) -> Outcome:
-        """The same loss without gradients."""
-        return self._agreed(self.train.step(batches, divisor, backward=False), batches, 0.0)
+        """Return the same result without gradients."""
+        return self.outcome(self.executor.step(batches, divisor, backward=False))
 
-    def _agreed(self, loss: Tensor, batches: Sequence[MicroBatch], votes: float) -> Outcome:
-        """Sums over all processes; members of a tensor-parallel line have the same losses."""
+    def outcome(self, loss: Tensor, votes: float = 0.0) -> Outcome:
+        """Return the result of the executor's last step, from the loss of this process and its vote."""
         said = torch.zeros(3, dtype=torch.float64, device=loss.device)
         said[2] = votes
-        if self.train.last:
-            last = self.train.stages[-1].part
-            if not last.spans[-1].mesh.tp.rank:
-                said[0] = loss
-                said[1] = sum(last.predicted(batch) for batch in batches)
+        last = self.executor.stages[-1]
+        if (
+            last.is_last and not last.spans[-1].mesh.tp.rank
+        ):  # all members of a tensor-parallel group have the same losses
+            said[0] = loss
+            said[1] = last.predicted
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(said)
         return Outcome(*said.tolist())
 
     def sum_gradients(self) -> None:
-        """Over all that hold the same parameters and saw other heads, tokens, samples or uses."""
+        """Sum gradients over all that hold the same parameters and saw other heads, tokens, samples or uses."""
         for span in self.spans:
             if span.reduction:
                 span.reduction.finish()
-            for part in partial(span.decoder, span.mesh):
+            for part in span.partial:
                 if part.weight.requires_grad:
                     _sum_rows(part.weight, part.axis.group, part.first, self.copies.device)
         self.copies.sum_gradients()
@@ -103,13 +103,13 @@ class Parallel:
     @torch.no_grad()
     def correct_routers(self, speed: float = 1e-3) -> None:
         """After a step: experts that got more rows than the mean are chosen less readily, the others more (DeepSeek-V3)."""
-        keys = sorted(key for key in self.copies.keys if key.endswith(".router.correction"))
+        keys = self.corrected
+        if not keys:
+            return
         mine = {
             key: module for span in self.spans for key, module, _ in span.decoder.named() if key in keys
         }  # of this process
-        if not keys:
-            return
-        device = self.train.stages[0].like.device
+        device = self.executor.like.device
         sizes = {piece.key: piece.box[0][1] for piece in self.copies.standing if piece.key in keys}
         load = torch.zeros(len(keys), max(sizes.values()), device=device)
         for i, key in enumerate(keys):

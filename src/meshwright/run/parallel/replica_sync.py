@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.run.mesh.mesh import local
 from meshwright.run.mesh.shards import Box, inside, overlap
-from meshwright.run.parallel.fsdp import local, no_gradient
-from meshwright.run.parallel.stage_part import SpanPart
+from meshwright.run.parallel.fsdp import no_gradient
+from meshwright.run.parallel.stage import SpanPart
 
 Number = tuple[int, int, int]  # of a span: pipeline, stage, span
 

@@ -46,7 +46,7 @@ def gathered(part: Parallel, key: str) -> Tensor | None:
     Parameters have the type of computation, whatever they are stored in; buffers are float32.
     """
     copies = part.copies
-    kind = torch.float32 if key.endswith(".correction") else part.train.stages[0].like.dtype
+    kind = torch.float32 if key.endswith(".correction") else part.executor.like.dtype
     mine = {piece: own for piece, own in copies.own.items() if piece.key == key and piece in copies.counted}
     views = {
         piece: list(own.span.layouts[key].pieces(own.weight.detach()))[own.place][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,7 @@ from meshwright.run.memory.checkpointing import Keeper, operators
 from meshwright.run.models.attention.dropout_attention import Drop
 from meshwright.run.models.attention.sequence_parallel import attend
 from meshwright.run.models.context import Context
-from meshwright.run.models.linear import Product, Row
-from meshwright.run.models.norms import entered, norm
+from meshwright.run.models.linear import Product, Row, entered, norm
 from meshwright.run.models.numerics import Numerics
 from meshwright.run.models.rotary import Turns, halves
 
@@ -39,12 +39,12 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         later = self.qkv.in_chunks(context.mesh)
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.mesh, later=later), x)
-            q, k, v = run("qkv", lambda t: self._qkv(t, context), normed)
+            normed, x = run("norm", partial(entered, norm=self.norm, mesh=context.mesh, later=later), x)
+            q, k, v = run("qkv", partial(self._qkv, context=context), normed)
             if self.q_norm is not None:
-                q, k = run("qk_norm", lambda q, k: self._normed(q, k, context), q, k)
-            found = run("core", lambda q, k, v: self._core(q, k, v, context), q, k, v)
-            return x + run("proj", lambda t: self._proj(t, context), found)
+                q, k = run("qk_norm", partial(self._normed, context=context), q, k)
+            found = run("core", partial(self._core, context=context), q, k, v)
+            return x + run("proj", partial(self._proj, context=context), found)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         drop = Drop(f"{self.layer_name}.core", self.shape.score_dropout)
@@ -103,14 +103,16 @@ class MultiLatentAttention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         s = self.shape
         with operators(self) as run:
-            normed, x = run("norm", lambda t: entered(self.norm, t, context.mesh), x)
+            normed, x = run("norm", partial(entered, norm=self.norm, mesh=context.mesh), x)
             if s.q_rank:
                 latent = run("q_norm", self.q_norm, run("q_down", self.q_down, normed))
-            q = run("q_up" if s.q_rank else "q", lambda t: self._queries(t, context), latent if s.q_rank else normed)
+            q = run(
+                "q_up" if s.q_rank else "q", partial(self._queries, context=context), latent if s.q_rank else normed
+            )
             latent, shared = run("kv_down", lambda t: self.kv_down(t).split([s.kv_rank, s.rope_dim], dim=-1), normed)
             latent = run("kv_norm", self.kv_norm, latent)
-            k, v = run("kv_up", lambda t, shared: self._keys(t, shared, context), latent, shared)
-            found = run("core", lambda q, k, v: self._core(q, k, v, context), q, k, v)
+            k, v = run("kv_up", partial(self._keys, context=context), latent, shared)
+            found = run("core", partial(self._core, context=context), q, k, v)
             return x + run("proj", lambda t: self.proj(t, context.mesh), found)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

@@ -47,7 +47,7 @@ def attend(
         found = _in_turns(q, k, v, context.mesh.ring, partial(dropped_block, pairs=pairs)).to(v.dtype)
     else:
         found = (_ring if context.mesh.ring.size > 1 else _whole)(q, k, v, context, window, scale)
-    return exchanged(found, axis, 1, 2)
+    return exchanged(found, axis, 1, 2) if axis.size > 1 else found
 
 
 def _to_heads(parts: Sequence[Tensor], axis: AxisGroup) -> list[Tensor]:

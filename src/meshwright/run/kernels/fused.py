@@ -1,14 +1,83 @@
-"""Rotary positions on queries and keys, rotated in place."""
+"""Norms, rotary positions and SwiGLU as fused kernels: Triton on CUDA devices, plain PyTorch elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from meshwright.run.kernels.device import fused
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def fused(*tensors: Tensor) -> bool:
+    """Whether kernels are launched for these tensors: CUDA, with Triton beside PyTorch.
+
+    >>> import torch
+    >>> fused(torch.zeros(1))
+    False
+    """
+    for tensor in tensors:
+        if not tensor.is_cuda:
+            return False
+    return _has_triton()
+
+
+# RMS norm (Zhang and Sennrich, 2019), computed in float32 and rounded once
+
+
+class _Norm(torch.autograd.Function):
+    """Also hands its input on: the gradient of the residual stream is added inside the backward kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        from meshwright.run.kernels.triton import norm as kernel
+
+        y, rstd = kernel.forward(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.set_materialize_grads(False)
+        return y, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        from meshwright.run.kernels.triton import norm as kernel
+
+        dy, beside = grads
+        if dy is None:
+            return beside, None, None
+        x, weight, rstd = ctx.saved_tensors
+        return *kernel.backward(dy, x, weight, rstd, beside), None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last dimension.
+
+    >>> rms_norm(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0) * 12.5**0.5
+    tensor([3., 4.])
+    """
+    return rms_norm_beside(x, weight, eps)[0]
+
+
+def rms_norm_beside(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of x, and x for the residual: one pass over memory less where their gradients meet.
+
+    >>> [part.shape for part in rms_norm_beside(torch.ones(2, 8), torch.ones(8), 1e-6)]
+    [torch.Size([2, 8]), torch.Size([2, 8])]
+    """
+    if fused(x, weight):
+        found: tuple[Tensor, Tensor] = _Norm.apply(x, weight, eps)
+        return found
+    return functional.rms_norm(x, weight.shape, weight, eps), x
+
+
+# Rotary positions (Su et al., 2021), turned in place where that can be
 
 
 class _SplitTurned(torch.autograd.Function):
@@ -95,4 +164,36 @@ def split_turned(qkv: Tensor, cos: Tensor, sin: Tensor, heads: Sequence[int], di
         found: tuple[Tensor, ...] = _SplitTurned.apply(qkv, cos, sin, tuple(heads), dim)
         return found
     q, k, v = qkv.unflatten(-1, (-1, dim)).split(list(heads), dim=2)
-    return turned(q, cos, sin), turned(k, cos, sin), v
+    return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin), v
+
+
+# SwiGLU (Shazeer, 2020): silu(gate) * up, of gates and ups side by side in one tensor
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from meshwright.run.kernels.triton import gated as kernel
+
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        return kernel.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        from meshwright.run.kernels.triton import gated as kernel
+
+        return kernel.backward(grads[0].contiguous(), *ctx.saved_tensors)
+
+
+def gated(x: Tensor) -> Tensor:
+    """(.., 2 width) -> (.., width).
+
+    >>> gated(torch.tensor([0.0, 1.0, 5.0, 2.0]))
+    tensor([0.0000, 1.4621])
+    """
+    if fused(x):
+        found: Tensor = _Gated.apply(x)
+        return found
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
