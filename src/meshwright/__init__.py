@@ -127,7 +127,7 @@ def analyze(
     cache: bool = True,
     tell: Callable[[int, int], None] | None = None,
 ) -> Analysis:
-    """What profiler traces of a job say: folders or files of `torch.profiler`, of any number of ranks.
+    """Analyze profiler traces of a job: folders or files of `torch.profiler`, of any number of ranks.
 
     They are read by `workers` processes (one per core), or by the nodes of the cluster of Ray at an address. Columns are
     kept next to each trace as Parquet, unless `cache` is False. With a plan, what it promised stands beside what was

@@ -149,7 +149,7 @@ class DiskFull(MeshwrightError):
 
 
 def plain(name: str) -> str:
-    """How names are compared: case does not matter, punctuation only between two digits.
+    """Return a name as names are compared: in small letters, with punctuation only between two digits.
 
     >>> plain("Llama-3.1_8B"), plain("gpt3-1.3b"), plain("gpt3-13b")
     ('llama3.1-8b', 'gpt3-1.3b', 'gpt3-13b')
@@ -167,7 +167,7 @@ def shorten(text: str, limit: int = 80) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, in JSON's words.
+    """Return the kind of a JSON value, in JSON's words.
 
     >>> kind_of(None), kind_of([1])
     ('null', 'a list')

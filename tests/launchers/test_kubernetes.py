@@ -17,14 +17,14 @@ from torch.distributed.run import get_args_parser
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.launchers.kubernetes import Kind, manifests, text
-from meshwright.launchers.pods import StagePlacement
+from meshwright.launchers.pods import ClusterOptions
 from meshwright.launchers.request import Request
 from meshwright.launchers.torchrun import AGENT
 from meshwright.run.options import Training
 from tests.launchers.plans import request, using
 
 SCHEMA = json.loads((Path(__file__).parent / "data/kubernetes.schema.json").read_text())
-SITE = StagePlacement("registry/train:1", mounts=["shared:/data"])
+SITE = ClusterOptions("registry/train:1", mounts=["shared:/data"])
 TWO_KINDS = "2x8xa100-80gb+4x8xv100-32gb", list(range(48))
 
 
@@ -124,19 +124,19 @@ def test_a_pytorchjob_has_its_operators_words() -> None:
     )  # by which the operator knows it
 
 
-def refused(words: str, plan: mw.Plan, site: StagePlacement = SITE, kind: Kind = "jobset", **run: Any) -> None:
+def refused(words: str, plan: mw.Plan, site: ClusterOptions = SITE, kind: Kind = "jobset", **run: Any) -> None:
     with pytest.raises(InputError, match=words):
         manifests(request(plan, **run), site, kind)
 
 
 def test_mistakes() -> None:
     one = using("1x8xh100", list(range(8)))
-    refused("--image: is needed", one, StagePlacement(""))
+    refused("--image: is needed", one, ClusterOptions(""))
     refused("--output: is in no volume", one, output="/scratch/run")
-    refused("--output: is in no volume", one, StagePlacement("i"), output="run")
-    refused("--mount: 'shared' is no volume", one, StagePlacement("i", ["shared"]))
-    refused("--mount: two volumes at /data", one, StagePlacement("i", ["a:/data", "b:/data/"]))
-    refused("--node-selector: 'a100' is no label", one, StagePlacement("i", selectors=["a100"]))
+    refused("--output: is in no volume", one, ClusterOptions("i"), output="run")
+    refused("--mount: 'shared' is no volume", one, ClusterOptions("i", ["shared"]))
+    refused("--mount: two volumes at /data", one, ClusterOptions("i", ["a:/data", "b:/data/"]))
+    refused("--node-selector: 'a100' is no label", one, ClusterOptions("i", selectors=["a100"]))
     refused("--kind: nodes are of 2 sorts", using(*TWO_KINDS), kind="pytorchjob")
     refused("--node-selector: nothing tells nodes of mi300x", using("1x8xh100+1x8xmi300x", list(range(16))))
     refused("launch does not know how schedulers count tpu-v4", using("1x4xtpu-v4", [0, 1]))

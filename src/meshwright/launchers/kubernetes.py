@@ -14,14 +14,14 @@ import yaml
 
 from meshwright.errors import InputError
 from meshwright.launchers.placement import Alike
-from meshwright.launchers.pods import PLAN_FOLDER, RESTARTS, StagePlacement, check, plan_map, pod
+from meshwright.launchers.pods import PLAN_FOLDER, RESTARTS, ClusterOptions, check, plan_map, pod
 from meshwright.launchers.request import PORT, Request
 
 Kind = Literal["jobset", "pytorchjob"]
 _OPERATORS_PORT = 23456  # that PyTorchJob's service has by default
 
 
-def manifests(request: Request, site: StagePlacement, kind: Kind = "jobset") -> list[dict[str, Any]]:
+def manifests(request: Request, site: ClusterOptions, kind: Kind = "jobset") -> list[dict[str, Any]]:
     """Return the plan and the job as manifests for `kubectl apply`."""
     check(request, site)
     request = inside(request.started_again())
@@ -29,7 +29,7 @@ def manifests(request: Request, site: StagePlacement, kind: Kind = "jobset") -> 
     return [plan_map(request), job]
 
 
-def text(request: Request, site: StagePlacement, kind: Kind = "jobset") -> str:
+def text(request: Request, site: ClusterOptions, kind: Kind = "jobset") -> str:
     """Return the manifests as YAML, with a comment above that lists ranks by node."""
     head = "".join(f"# {line}\n" for line in request.lines)
     written: str = yaml.dump_all(manifests(request, site, kind), Dumper=_Dumper, sort_keys=False, width=1000)
@@ -52,7 +52,7 @@ def inside(request: Request) -> Request:
     return replace(request, file=f"{PLAN_FOLDER}/plan.json")
 
 
-def jobset(request: Request, site: StagePlacement) -> dict[str, Any]:
+def jobset(request: Request, site: ClusterOptions) -> dict[str, Any]:
     every = request.nodes
     names = [f"nodes-{i}" for i in range(len(every))]
     address = f"{request.name}-{names[0]}-0-0.{request.name}"
@@ -82,7 +82,7 @@ def jobset(request: Request, site: StagePlacement) -> dict[str, Any]:
     }
 
 
-def pytorchjob(request: Request, site: StagePlacement) -> dict[str, Any]:
+def pytorchjob(request: Request, site: ClusterOptions) -> dict[str, Any]:
     every = request.nodes
     first, rest = every[0], sum(some.nodes for some in every) - 1
     if len(every) > 2 or (len(every) == 2 and first.nodes > 1):
@@ -96,7 +96,7 @@ def pytorchjob(request: Request, site: StagePlacement) -> dict[str, Any]:
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": request.name}, "spec": spec}
 
 
-def _replica(request: Request, some: Alike, site: StagePlacement, count: int) -> dict[str, Any]:
+def _replica(request: Request, some: Alike, site: ClusterOptions, count: int) -> dict[str, Any]:
     """Return one replica group of a PyTorchJob.
 
     The operator sets RANK (of the pod), MASTER_ADDR and MASTER_PORT (kubeflow/training-operator,

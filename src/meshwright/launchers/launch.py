@@ -111,7 +111,7 @@ def written(request: Request, where: Where) -> str:
     if where.on == "kubernetes":
         from meshwright.launchers import kubernetes, pods
 
-        return kubernetes.text(request, pods.StagePlacement(where.image, where.mount, where.node_selector), where.kind)
+        return kubernetes.text(request, pods.ClusterOptions(where.image, where.mount, where.node_selector), where.kind)
     lines = "".join(f"# {line}\n" for line in request.lines)
     command = shlex.join(request.command) + "\n"
     if where.on == "local":

@@ -24,7 +24,7 @@ RESTARTS = 10  # of a job that keeps checkpoints, before it counts as failed
 
 
 @dataclass(frozen=True)
-class StagePlacement:
+class ClusterOptions:
     """Options of a Kubernetes cluster."""
 
     image: str
@@ -44,7 +44,7 @@ class StagePlacement:
         return found
 
 
-def check(request: Request, site: StagePlacement) -> None:
+def check(request: Request, site: ClusterOptions) -> None:
     """Raise on mistakes that would only show inside a pod."""
     if not site.image:
         raise InputError("is needed for pods", field="--image", valid="an image that has meshwright[run]")
@@ -55,7 +55,7 @@ def check(request: Request, site: StagePlacement) -> None:
         raise InputError(problem, file=output, field="--output", valid=valid)
 
 
-def pod(request: Request, some: Alike, site: StagePlacement, node: str, address: str, port: str) -> dict[str, Any]:
+def pod(request: Request, some: Alike, site: ClusterOptions, node: str, address: str, port: str) -> dict[str, Any]:
     """Return the pod of each of these nodes; `node` is the shell expression of a node's number."""
     device = request.job.cluster.groups[some.group].device
     words = torchrun(request, some, node="@", address="@", port="@")
@@ -93,7 +93,7 @@ def plan_map(request: Request) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"plan.json": written}}
 
 
-def _volumes(request: Request, site: StagePlacement) -> list[tuple[str, str, dict[str, Any]]]:
+def _volumes(request: Request, site: ClusterOptions) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, path, source) of every volume. Processes share batches and NCCL's buffers through memory."""
     found: list[tuple[str, str, dict[str, Any]]] = [
         ("plan", PLAN_FOLDER, {"configMap": {"name": f"{request.name}-plan"}}),
@@ -104,7 +104,7 @@ def _volumes(request: Request, site: StagePlacement) -> list[tuple[str, str, dic
     return found
 
 
-def _labels(request: Request, some: Alike, site: StagePlacement, device: Device) -> dict[str, str]:
+def _labels(request: Request, some: Alike, site: ClusterOptions, device: Device) -> dict[str, str]:
     """Return the node labels of a group: the given ones, else those of NVIDIA's feature discovery if groups differ.
 
     nvidia.com/gpu.product is the driver's name, with dashes for spaces (NVIDIA/k8s-device-plugin,

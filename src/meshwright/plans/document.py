@@ -54,7 +54,7 @@ class Compression(Table, frozen=True, kw_only=True):
 
 
 class Overlap(Table, frozen=True, kw_only=True):
-    """What communication is hidden under; each can be switched off to see what it is worth."""
+    """Overlap of communication with computation; each kind can be switched off to see its worth."""
 
     gradients: Annotated[bool, Meta(description="summed over replicas while the backward pass goes on")] = True
     parameters: Annotated[bool, Meta(description="shards of the next layer are gathered ahead of their use")] = True
@@ -65,7 +65,7 @@ class Overlap(Table, frozen=True, kw_only=True):
 
 
 class Backup(Table, frozen=True, kw_only=True):
-    """How the training state survives the loss of a node."""
+    """Backup of the training state against the loss of a node."""
 
     scheme: Literal["checkpoint", "neighbour", "parity"]
     every: Annotated[int, Meta(ge=1, description="steps between two backups")] = 1
@@ -73,7 +73,7 @@ class Backup(Table, frozen=True, kw_only=True):
 
 
 class Plan(Table, frozen=True, kw_only=True):
-    """Which devices train which layers how. Load one with `Plan.load`, write one with `save`.
+    """Document that says which devices train which layers how. `Plan.load` reads one, `save` writes it.
 
     >>> job = {"model": "tiny-llama", "cluster": "4xcpu", "global_batch": 8, "precision": "fp32"}
     >>> plan = Plan.of({**job, "tp": 2, "pp": 2})

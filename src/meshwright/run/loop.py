@@ -47,7 +47,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan promises of a step."""
+    """Prediction of the plan for one step."""
 
     step_seconds: float
     mfu: float
@@ -59,7 +59,7 @@ class Prediction:
 
 @dataclass
 class Loop:
-    """What one process works with."""
+    """State of the training loop on one rank."""
 
     job: Job
     run: Training
@@ -271,7 +271,7 @@ def _restore(loop: Loop, found: Found) -> None:
 
 
 def _same_run(found: Found, now: dict[str, Any]) -> None:
-    """What a checkpoint is of cannot be changed by going on."""
+    """Refuse to resume with another model, adapter rank or optimizer than the checkpoint has."""
     options = {"parameters": "MODEL", "lora": "--lora", "optimizer": "--optimizer"}
     for name, before in found.facts.get("run", {}).items():
         if now[name] != before and name != "model":  # the same model may have several names
@@ -282,7 +282,7 @@ def _same_run(found: Found, now: dict[str, Any]) -> None:
 
 
 def _kept(loop: Loop) -> dict[str, Any]:
-    """What a checkpoint holds beside weights and the optimizer's states."""
+    """Return what a checkpoint holds beside weights and optimizer states."""
     products = {"products": loop.dynamic.state()} if loop.dynamic else {}
     job: dict[str, Any] = {"global_batch": loop.job.global_batch, "seq_len": loop.job.seq_len, "seed": loop.run.seed}
     job |= {"data": loop.run.data, "held_out": loop.run.held_out(loop.job.global_batch)}

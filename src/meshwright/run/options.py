@@ -85,7 +85,7 @@ class Training(Table, frozen=True, kw_only=True):
         return self.evaluate_batches * global_batch if self.evaluate_every else 0
 
     def check(self) -> None:
-        """What cannot go together."""
+        """Refuse options that contradict each other."""
         needs = {"--resume": self.resume, "--auto-resume": self.auto_resume, "--save-every": self.save_every}
         for option, given in needs.items():
             if given and not self.output:

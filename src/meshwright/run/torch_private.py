@@ -57,7 +57,7 @@ def grow_segments() -> None:
 
 @cache
 def can_split() -> bool:
-    """Whether a backward pass can be run in halves through functions of our own (torch 2.13 can, 2.11 cannot)."""
+    """Return True if a backward pass through custom functions can run in halves (torch 2.13 can, 2.11 cannot)."""
     x, weight = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
     with torch.enable_grad():
         node = _Same.apply(x, weight).grad_fn

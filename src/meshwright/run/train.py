@@ -65,7 +65,7 @@ def _check_data(job: Job, run: Training) -> None:
 
 
 def _check_folders(run: Training) -> None:
-    """What is read from and written to."""
+    """Check the folders that a run reads from and writes to."""
     for option, path in (("--export", run.export), ("--profile", run.profile)):
         if path and Path(path).exists() and not Path(path).is_dir():
             raise InputError("is a file", file=path, field=option, valid="a folder, or a new one")
@@ -83,7 +83,7 @@ def _check_folders(run: Training) -> None:
 
 
 def _opened(run: Training, held_out: int, split: str, facts: dict[str, int]) -> None:
-    """Whether there is enough data; what is said names the user's file and option, not those of its prepared form."""
+    """Check that there is enough data; errors name the user's file and option, not those of its prepared form."""
     from meshwright.run.data import open_data
 
     try:

@@ -20,7 +20,7 @@ _SIXTEEN_OR_EIGHT = {"adamw-16bit", "adamw-8bit"}  # its precision-aware optimiz
 
 
 def fit(job: Job, uniform: Uniform, missing: list[str]) -> Uniform:
-    """What the arguments will say."""
+    """Return the plan that the arguments will express."""
     draft = Draft(job, uniform, missing)
     for step in (schedule, _zero, _instances, _context, _experts, _offload, _overlap, _precision):
         step(draft)

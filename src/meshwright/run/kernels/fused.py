@@ -18,7 +18,7 @@ def _has_triton() -> bool:
 
 
 def fused(*tensors: Tensor) -> bool:
-    """Whether kernels are launched for these tensors: CUDA, with Triton beside PyTorch.
+    """Return True if Triton kernels are launched for these tensors: on CUDA, with Triton installed.
 
     >>> import torch
     >>> fused(torch.zeros(1))

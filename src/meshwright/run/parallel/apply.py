@@ -54,7 +54,7 @@ Holdings = list[dict[int, Holding]]  # of every span of a stage, by process
 
 @dataclass(frozen=True)
 class _How:
-    """What all spans have in common."""
+    """Facts that all spans share."""
 
     model: Model
     plan: Plan
@@ -176,7 +176,7 @@ def _grid(span: Span) -> Span:
 def _span(
     how: _How, number: tuple[int, int, int], pipeline: Pipeline, spans: Sequence[Span], mesh: SpanMesh, position: int
 ) -> SpanPart:
-    """Of spans that are cut alike."""
+    """Build the part of this rank of spans with one mesh."""
     layers = {layer: span for span in spans for layer in layers_of(how.model, span.layers)}
     overlap, sharded = how.plan.overlap, mesh.shards.axis.size > 1
     with torch.device("meta"):
@@ -229,7 +229,7 @@ def _keep_states(decoder: Decoder, spans: dict[str, Span], hosted: set[str]) -> 
 
 
 def _places(how: _How, pipeline: Pipeline, span: Span, position: int) -> list[Place]:
-    """Where activations of a span go: to the host, or to a device of another stage, which must be on the same node."""
+    """Return where activations of a span go: to the host, or to a device of another stage on the same node."""
     found = [Place("cpu", OffloadShare(span.offload.activations))] if span.offload.activations else []
     if span.swap:
         peers = [how.ranks[each] for each in pipeline.stages[span.swap.to].ranks]

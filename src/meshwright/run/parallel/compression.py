@@ -38,7 +38,7 @@ def rules_of(model: Model, plan: Plan) -> dict[str, Compression]:
 
 
 def choice_of(rule: Compression, members: int) -> Choice:
-    """What a rule asks for, among so many processes."""
+    """Return the choice that a rule asks for, for a group of so many ranks."""
     return Choice(*asked(rule, members))
 
 

@@ -27,7 +27,7 @@ _LEAST, _MOST, _SEVERAL = 2**20, 25 * 2**20, 16
 
 
 class BucketedAllReduce:
-    """Of one span; not `early`: all after the backward pass."""
+    """All-reduce of the gradients of one span, in buckets; not `early`: all after the backward pass."""
 
     def __init__(self, decoder: Decoder, mesh: SpanMesh, ways: Synchronisers, *, early: bool = True) -> None:
         self.early = early

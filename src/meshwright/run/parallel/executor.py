@@ -28,7 +28,7 @@ from meshwright.run.parallel.stage import MicroBatch, Stage
 
 
 class Transfer(NamedTuple):
-    """What a stage hands to its neighbour of one micro-batch."""
+    """Activation or gradient of one micro-batch, from a stage to its neighbour."""
 
     kind: str  # F: an activation, to the next stage; B: its gradient, back
     source: int  # stage

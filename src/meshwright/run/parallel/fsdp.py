@@ -34,13 +34,13 @@ class _Unit:
 
     @property
     def moves(self) -> bool:
-        """Whether they must be brought in before they are used."""
+        """Return True if they must be gathered or fetched before their use."""
         return self.level > 0 or self.on_host
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """What of a decoder is brought in before it is used."""
+    """Parameters of a decoder that are gathered or fetched before their use."""
 
     hosted: set[str]  # names of the parameters that live in host memory
     levels: list[tuple[FSDPModule, int]]  # of ZeRO, of everything that is gathered as one
@@ -130,7 +130,7 @@ def _units(
 
 
 def _narrowed(decoder: Decoder, weights: set[Tensor], dtype: torch.dtype) -> set[Tensor]:
-    """What is not sharded has the type that is computed in."""
+    """Cast parameters that are not sharded to the type of the computation."""
     found = set[Tensor]()
     for module in decoder.modules():
         for kind, weight in list(module.named_parameters(recurse=False)):

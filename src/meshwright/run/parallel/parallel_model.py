@@ -125,7 +125,7 @@ class Parallel:
             module.correction += speed * (rows.mean() - rows).sign()
 
     def trained(self) -> int:
-        """How many elements of the whole model are trained."""
+        """Return the number of trained elements of the whole model."""
         counted = [piece for piece in self.copies.counted if self.copies.own[piece].weight.requires_grad]
         total = torch.tensor(sum(prod(high - low for low, high in piece.box) for piece in counted))
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -138,11 +138,11 @@ class Parallel:
         return {name: product for span in self.spans for name, product in span.decoder.products()}
 
     def synchronisers(self) -> list[Synchroniser]:
-        """Of gradients that travel compressed."""
+        """Return the synchronisers of compressed gradients."""
         return [sync for span in self.spans for sync in span.synchronisers]
 
     def parameters(self) -> list[Tensor]:
-        """Of all spans."""
+        """Return the parameters of all spans."""
         return [weight for span in self.spans for weight in span.decoder.parameters()]
 
 

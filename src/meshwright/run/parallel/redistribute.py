@@ -29,7 +29,7 @@ class Holding:
 
     @staticmethod
     def of(strategy: Strategy, position: int, samples: int, length: int) -> Holding:
-        """What the device at a position of a stage has between two layers.
+        """Return what the device at a position of a stage has between two layers.
 
         >>> Holding.of(Strategy(dp=2, ring=2), 2, samples=4, length=8)
         Holding(samples=(2, 4), tokens=((0, 2), (6, 8)))
@@ -88,7 +88,7 @@ class Move:
 
 
 def moves(before: Mapping[int, Holding], after: Mapping[int, Holding]) -> list[Move]:
-    """What every process of `after` takes from those of `before`, itself first."""
+    """Return what every rank of `after` takes from the ranks of `before`, itself first."""
     holders: dict[Holding, list[int]] = defaultdict(list)
     for rank, holding in before.items():
         holders[holding].append(rank)
@@ -106,7 +106,7 @@ def moves(before: Mapping[int, Holding], after: Mapping[int, Holding]) -> list[M
 
 
 def _places(have: Sequence[Interval], wanted: Sequence[Interval]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-    """Of the tokens that both have, the places in each."""
+    """Return the places, in each of two, of the tokens that both have."""
     taken: list[Interval] = []
     put: list[Interval] = []
     to = 0
@@ -147,11 +147,11 @@ class Bridge:
 
     @property
     def nothing(self) -> bool:
-        """Whether this process keeps what it has and gives nothing away."""
+        """Return True if this rank keeps what it has and sends nothing."""
         return self.same and not self.sent and not self.received
 
     def sends(self, x: Tensor) -> list[tuple[int, Tensor]]:
-        """What goes out, by the process that gets it."""
+        """Return what is sent, by the rank that receives it."""
         return [(move.target, _cut(x, move.taken)) for move in self.sent]
 
     def buffers(self, like: Tensor) -> list[tuple[int, Tensor]]:
@@ -159,7 +159,7 @@ class Bridge:
         return [(move.source, like.new_empty(*move.shape, like.shape[-1])) for move in self.received]
 
     def joined(self, x: Tensor | None, arrived: Sequence[Tensor], like: Tensor) -> Tensor:
-        """What this process then has: own parts of `x`, and what arrived in the order of the buffers."""
+        """Return what this rank then has: own parts of `x`, and what arrived in the order of the buffers."""
         if len(arrived) == 1 and not self.local and len(self.received[0].put.tokens) == 1:
             return arrived[0]  # from one process, all of it, in its order
         found = like.new_empty(*self.shape, like.shape[-1])

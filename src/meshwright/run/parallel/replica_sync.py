@@ -42,7 +42,7 @@ class _Transfer:
 
 @dataclass(frozen=True)
 class Own:
-    """Where a piece of this process lies: the parameter, and the piece's place among its pieces."""
+    """Place of a piece of this rank: the parameter, and the piece's index among its pieces."""
 
     span: SpanPart
     weight: Tensor
@@ -137,7 +137,7 @@ class ReplicaSync:
         return list(own.span.layouts[piece.key].pieces(own.weight.grad))[own.place][1]
 
     def norm(self) -> Tensor:
-        """Of the gradients of the whole model, every element counted once, on all processes."""
+        """Return the norm of the gradients of the whole model, every element counted once, on all ranks."""
         partly = {id(own.weight) for piece, own in self.own.items() if piece not in self.counted}
         found: dict[torch.device, list[Tensor]] = defaultdict(list)  # some may be on the host
         for piece, own in self.own.items():

@@ -153,7 +153,7 @@ class Partial:
 
 
 def partial(decoder: Decoder, mesh: SpanMesh) -> Iterator[Partial]:
-    """Of all parameters, in the order of the layers."""
+    """Return the partial gradients of all parameters, in the order of the layers."""
     for name in decoder.names if mesh.tp.size > 1 else []:
         module = decoder.layer(name)
         for part in (*_partial(module, mesh), *_adapters(module)):
@@ -168,7 +168,7 @@ def partial(decoder: Decoder, mesh: SpanMesh) -> Iterator[Partial]:
 
 
 def _adapters(module: nn.Module) -> Iterator[Tensor]:
-    """What members have whole of the adapters of products that are cut: each sees some outputs, or some inputs."""
+    """Return the adapter parts that every member holds whole: each sees some outputs, or some inputs."""
     for name, product in module.named_children():
         if isinstance(product, Product) and product.lora is not None and name not in ("q_down", "kv_down"):
             yield product.lora.b if isinstance(product, Row) else product.lora.a

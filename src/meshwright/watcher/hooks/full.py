@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.watcher.hooks.follow import Follower
 from meshwright.watcher.hooks.hooks import Hooks, error_text
 from meshwright.watcher.hooks.points import decode, points_of
-from meshwright.watcher.hooks.site import StagePlacement
+from meshwright.watcher.hooks.site import CodeSite
 from meshwright.watcher.hooks.steps import Steps, parts_of
 from meshwright.watcher.values.unchanged import makers
 
@@ -18,7 +18,7 @@ class Full:
     """Hooks of one code object, with everything that is followed."""
 
     def __init__(self, follow: Follower, code: CodeType) -> None:
-        site, self._said, self._up = StagePlacement(code), follow.said, follow.up
+        site, self._said, self._up = CodeSite(code), follow.said, follow.up
         self._attributes = bool(follow.attributes) and site.is_method()
         holds = follow.attributes.hold if self._attributes else lambda _: False
         names, globals_ = follow.names.hold, follow.globals.hold

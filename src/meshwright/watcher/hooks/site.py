@@ -8,7 +8,7 @@ from types import CodeType
 from meshwright.watcher.hooks.hooks import pauses, place, raised_at
 
 
-class StagePlacement:
+class CodeSite:
     def __init__(self, code: CodeType) -> None:
         self.code, self.name, self.at, self.pauses = code, code.co_qualname, place(code), pauses(code)
         self.file = os.path.basename(code.co_filename)

@@ -18,7 +18,7 @@ from meshwright.watcher.hooks.follow import Call, Follower, Where
 from meshwright.watcher.hooks.hooks import Recorder, call_of, pop
 from meshwright.watcher.hooks.objects import Seen
 from meshwright.watcher.hooks.points import Point
-from meshwright.watcher.hooks.site import StagePlacement
+from meshwright.watcher.hooks.site import CodeSite
 from meshwright.watcher.values.describe import describe
 from meshwright.watcher.values.marks import KINDS, kind_of, mark_of
 from meshwright.watcher.values.snapshot import NOTHING, Change, Snapshot, gone, take
@@ -32,7 +32,7 @@ Words = Callable[[str, Any], str]  # text of a wrapper about a call or a value
 class Rare:
     """Steps too rare to need speed. It has no reference to its owner: a cycle would keep the code alive."""
 
-    def __init__(self, follow: Follower, site: StagePlacement) -> None:
+    def __init__(self, follow: Follower, site: CodeSite) -> None:
         self._follow, self._site = follow, site
         self.thread, self.write = follow.recorder.thread, follow.recorder.stream.write
         self.is_own, self.left_at, self.first_look = site.is_own, site.left_at, follow.objects.seen
@@ -107,7 +107,7 @@ class Parts(NamedTuple):
     full: int  # number of events at which they are written at once
 
 
-def parts_of(follow: Follower, site: StagePlacement, *, attributes: bool, frames: bool) -> Parts:
+def parts_of(follow: Follower, site: CodeSite, *, attributes: bool, frames: bool) -> Parts:
     recorder, said, places = follow.recorder, follow.said, site.variables()
     followed = tuple(name for name in places if frames and follow.names.hold(name))
     shown = argument_names(site.code)
