@@ -55,7 +55,7 @@ def _zero(draft: Draft) -> None:
 
 
 def _instances(draft: Draft) -> None:
-    """ReplicaSync of the distributed optimizer; the experts' states are cut into as many copies."""
+    """Copies of the distributed optimizer; the experts' states are cut into as many copies."""
     strategy = draft.uniform.strategy
     if not strategy.zero_group or strategy.zero_group == strategy.replicas:
         return

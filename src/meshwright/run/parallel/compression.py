@@ -57,7 +57,7 @@ def compressed(decoder: Decoder, mesh: SpanMesh, layouts: Mapping[str, Layout], 
 
 
 class Synchronisers:
-    """Synchronisers of one span, made when they are first asked for: all members of a line ask in the same order."""
+    """Synchronisers of one span, made when they are first asked for: all ranks of a process group ask in the same order."""
 
     def __init__(self, rules: Mapping[int, Compression]) -> None:
         self.rules = rules  # by the identity of a parameter

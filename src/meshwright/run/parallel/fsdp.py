@@ -66,7 +66,7 @@ def shard(
     `ahead`: a layer's parameters are gathered while the one before computes.
     So much of the parameters as `away` says of a layer lives in host memory, with gradients and states, and comes up for
     every use: the own shards, or the whole where there are none.
-    ReplicaSync of shards that hold something `compressed` (parameters by their identity) are summed by others than PyTorch.
+    Copies of shards that hold something `compressed` (parameters by their identity) are summed by others than PyTorch.
     """
     units = list(_units(decoder, mesh, zero, away or {}))
     hosted = {weight for unit in units if unit.on_host for weight in unit.weights}

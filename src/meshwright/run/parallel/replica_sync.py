@@ -1,6 +1,6 @@
 """Parameters that several spans hold: tied weights, and the same layers in several pipelines.
 
-ReplicaSync may be cut differently. Every process takes from the others what overlaps its own piece, and adds in one order,
+Copies may be cut differently. Every process takes from the others what overlaps its own piece, and adds in one order,
 so that all copies stay equal to the last bit.
 """
 

@@ -41,7 +41,7 @@ _LOST = (
     "Read error",
     "Write error",
     "Broken pipe",
-    "LayerTimes out",
+    "Timed out",
     "NCCL",
     "recv failed",
     "Socket",
