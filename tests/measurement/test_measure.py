@@ -94,7 +94,7 @@ def test_devices_of_one_machine_from_a_script_without_a_main_guard(small: None, 
     script.write_text(
         "import sys\n"
         "from meshwright.measurement import worker\n"
-        "from tests.launch import small\n"
+        "from tests.launchers import small\n"
         "print('once')\n"
         "worker._entry = small.entry\n"
         "worker.measure(sys.argv[1], 2)\n"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import meshwright as mw
+from meshwright.base.processes import this_machine
 from meshwright.errors import DiskFull, InputError, TrainingFailed
 from meshwright.run.folder.checkpoint import files as checkpoint_files
 from meshwright.run.folder.checkpoint.checkpoint import damage, latest
@@ -158,7 +159,7 @@ def test_a_failed_run_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: pyte
 def test_a_refused_run_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
     train(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    lock = written(tmp_path, pid=os.getpid(), started="", machine=mw.processes.this_machine(), host="here")
+    lock = written(tmp_path, pid=os.getpid(), started="", machine=this_machine(), host="here")
     with pytest.raises(InputError, match="in use by run beef"):
         train(tmp_path, steps=4, resume=True)
     lock.unlink()
