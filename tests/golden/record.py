@@ -58,7 +58,8 @@ def ask(asked: Question) -> Any:
         )  # fmt: skip
         found: dict[str, Any] = {"code": done.returncode}
         if asked.answer == "run":
-            found |= {"steps": [_lasting(json.loads(line)) for line in done.stdout.splitlines()]}
+            steps = [_lasting(json.loads(line)) for line in done.stdout.splitlines()]
+            found |= {"steps": [{k: v for k, v in step.items() if k != "tokens_per_second"} for step in steps]}
             found |= {"checkpoint": _checkpoint(Path(folder) / "out")} if not done.returncode else {"said": done.stderr}
             return found
         said = done.stderr if done.returncode in (1, 2) else ""
