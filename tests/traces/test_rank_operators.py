@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.base.native import BuildError
 from meshwright.traces.rank import nesting
 from meshwright.traces.rank.issued import issued
 from meshwright.traces.rank.nesting import nest, threads_of
@@ -45,7 +46,8 @@ def plainly(spans: list[tuple[int, int, int]]) -> list[int]:
 def test_nesting_of_any_spans(portable: bool, made: list[tuple[int, int, int]]) -> None:
     """Also of spans that cross, which are cut at the end of the one around them; and where nothing can be compiled."""
     trace = trace_of([event("cpu_op", "op", start, long, 1, thread) for thread, start, long in made])
-    with patch.object(nesting, "compiler", lambda: "") if portable else nullcontext():
+    missing = patch.object(nesting, "packaged", side_effect=BuildError("was not built"))
+    with missing if portable else nullcontext():
         nesting._library.cache_clear()
         found = nest(trace, trace.complete(Category.OPERATOR))
     nesting._library.cache_clear()

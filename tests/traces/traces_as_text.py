@@ -9,7 +9,6 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from meshwright.base.native import compiler
 from meshwright.traces.reading.building import build
 from meshwright.traces.reading.categories import category
 from meshwright.traces.reading.columns import NAMES, NONE, TABLES, Kind, keys_of
@@ -18,7 +17,7 @@ from meshwright.traces.reading.scanner.compiled import CompiledScanner
 from meshwright.traces.reading.scanner.portable import PortableScanner
 from meshwright.traces.reading.trace import Trace
 
-SCANNERS: list[Callable[[], Scanner]] = [PortableScanner, *([CompiledScanner] if compiler() else [])]
+SCANNERS: list[Callable[[], Scanner]] = [PortableScanner, CompiledScanner]
 LARGEST = 2**63 - 1
 
 

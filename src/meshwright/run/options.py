@@ -31,8 +31,8 @@ class Training(Table, frozen=True, kw_only=True):
     True
     """
 
-    data: Annotated[str, _option("synthetic, a prepared folder, or a text, JSONL or Parquet file.")] = "synthetic"
     steps: Annotated[int, _option("Steps to train, in all.", ge=1)]
+    data: Annotated[str, _option("synthetic, a prepared folder, or a text, JSONL or Parquet file.")] = "synthetic"
     seed: Annotated[int, _option("Of fresh weights and of the order of samples.", ge=0, le=2**63 - 1)] = 0
     lr: Annotated[float, _option("Highest learning rate.", gt=0, lt=1e38)] = 3e-4
     warmup: Annotated[int, _option("Steps over which the rate rises.", ge=0)] = 2

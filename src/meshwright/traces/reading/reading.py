@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.base.native import BuildError, compiler
+from meshwright.base.native import BuildError
 from meshwright.errors import InputError, shorten
 from meshwright.traces.reading.building import build
 from meshwright.traces.reading.columns import OUTER, Scanned
@@ -119,10 +119,9 @@ def read_trace(path: str | Path, *, scanner: Scanner | None = None, chunk: int =
 
 
 def best_scanner() -> Scanner:
-    """Return the compiled scanner if there is a compiler, else the portable one."""
+    """Return the compiled scanner, or the portable one where the package was built without a compiler."""
     try:
-        if compiler():
-            return CompiledScanner()
+        return CompiledScanner()
     except BuildError as error:
         warnings.warn(f"traces are read without compiled code, which is slower: {error}", stacklevel=2)
     from meshwright.traces.reading.scanner.portable import PortableScanner  # msgspec only where it is needed
