@@ -70,8 +70,9 @@ test: lint docs  ## everything CI checks
 
 # The planning rooms, and one small training: what most changes break, in under two minutes.
 quick: lint  ## lint, types, tests of the planning rooms, one small training
-	$(BIN)/python -m pytest -q -n 2 -p no:cacheprovider tests/base tests/models tests/clusters tests/plans tests/test_house.py \
-	  tests/search/test_chain.py tests/cost/test_layer.py tests/cost/test_memory.py tests/run/test_quick.py
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/test_house.py tests/test_versions.py tests/models tests/clusters \
+	  tests/plans tests/cost/test_layer.py tests/cost/test_memory.py tests/cost/test_pipeline.py \
+	  tests/search/test_cuts.py tests/run/test_executor.py
 
 nightly: $(VENV)/.dev  ## rare and long cases: soaks, kills, signals, many random plans (an hour or more)
 	@sh tests/system_packages.sh
