@@ -51,7 +51,7 @@ format: $(VENV)/.dev  ## write all files as `make lint` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, size of the files
+lint: $(VENV)/.dev  ## format, lint, types, order of the rooms, sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""What can go wrong, as one small tree.
+"""Errors of this package, as one small tree.
 
     MeshwrightError
     ├── InputError          the user gave something wrong           exit code 2

@@ -1,1 +1,1 @@
-"""How does it execute? Plans trained on PyTorch: modules, meshes, pipelines, optimizers, data, checkpoints."""
+"""Plans trained on PyTorch: modules, meshes, pipelines, optimizers, data, checkpoints."""

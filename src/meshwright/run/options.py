@@ -1,4 +1,4 @@
-"""What a training run is beside its plan: how long, on what, how fast it learns, what it leaves behind."""
+"""Options of a training run: length, data, learning rate, outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which gradients travel compressed, as a plan says: rules of layers become choices of parameters.
+"""Choice of compressed gradients: the rules of a plan, by layer, become choices of parameters.
 
-Sums over replicas are compressed (data parallel, context parallel, experts'), once a step. What members of a tensor-parallel
-line hold alike travels as it is: it is little, and must stay equal to the last bit on all of them.
+All-reduces over replicas are compressed (data parallel, context parallel, experts'), once a step. Gradients that all ranks
+of a tensor-parallel group hold are not: they are small, and must stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Synchronisers:
         self._by: dict[tuple[int, int], Synchroniser] = {}
 
     def synchroniser(self, axis: AxisGroup, rule: Compression) -> Synchroniser:
-        """That sums what a rule names over a line."""
+        """Return the synchroniser that sums what a rule names over a process group."""
         key = (id(axis.group), id(rule))
         if key not in self._by:
             self._by[key] = Synchroniser(choice_of(rule, axis.size), OPTIONS, group=axis.group)

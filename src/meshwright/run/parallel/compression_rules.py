@@ -1,4 +1,4 @@
-"""What a plan's rule of compression asks for: a codec with its options, and a topology. Read without torch."""
+"""Parse a plan's rule of compression to a codec with its options, and a topology, without torch."""
 
 from __future__ import annotations
 

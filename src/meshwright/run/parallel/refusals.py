@@ -1,4 +1,4 @@
-"""What a plan may ask for and cannot be run yet: said by name, before any process starts."""
+"""Refusals, by name and before any process starts, of what a plan may hold and the runtime cannot do yet."""
 
 from __future__ import annotations
 

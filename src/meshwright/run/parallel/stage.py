@@ -1,6 +1,6 @@
-"""What one process trains of one stage: its spans of layers, each cut its own way.
+"""The part of one pipeline stage on this rank: spans of layers, each with its own mesh.
 
-A stage computes; what it takes from its neighbours and gives to them is the executor's business.
+A stage computes. The executor sends and receives.
 """
 
 from __future__ import annotations
